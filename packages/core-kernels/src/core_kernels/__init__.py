@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from core_kernels import comm, datasets, interconnect, launch, nn, ops, store, testing, topology, vertex
     from core_kernels._backend import backend
     from core_kernels.graph import Block, Graph
-    from core_kernels.partition import PartitionBook, partition
+    from core_kernels.partition import PartitionBook, partition_graph
 
 __all__ = [
     "Block",
@@ -28,7 +28,7 @@ __all__ = [
     "launch",
     "nn",
     "ops",
-    "partition",
+    "partition_graph",
     "store",
     "testing",
     "topology",
@@ -41,7 +41,7 @@ _HOME_OF_NAME = {
     "Graph": "graph",
     "PartitionBook": "partition",
     "backend": "_backend",
-    "partition": "partition",
+    "partition_graph": "partition",
 }
 
 
