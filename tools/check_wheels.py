@@ -1,0 +1,37 @@
+"""Check built wheels: pure Python, under 200 kB, one top-level import, a licence, nothing else inside."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from pathlib import Path
+
+LIMIT_BYTES = 200_000
+
+
+def problems(wheel: Path) -> list[str]:
+    """List what is wrong with one wheel."""
+    found = []
+    if not wheel.name.endswith("-py3-none-any.whl"):
+        found.append("is not a pure Python wheel")
+    if wheel.stat().st_size > LIMIT_BYTES:
+        found.append(f"has {wheel.stat().st_size:,} bytes, the limit is {LIMIT_BYTES:,}")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    roots = {name.split("/")[0] for name in names}
+    packages = {root for root in roots if not root.endswith(".dist-info")}
+    if len(packages) != 1:
+        found.append(f"has {sorted(packages)} at its top level, expected one package")
+    if not any("licenses/LICENSE" in name for name in names):
+        found.append("carries no LICENSE")
+    found += [f"carries {name}" for name in names if "__pycache__" in name or name.endswith((".so", ".cubin"))]
+    return [f"{wheel.name} {fault}" for fault in found]
+
+
+if __name__ == "__main__":
+    wheels = sorted(Path(sys.argv[1]).glob("*.whl"))
+    faults = [fault for wheel in wheels for fault in problems(wheel)]
+    for wheel in wheels:
+        print(f"{wheel.stat().st_size:>8,} bytes  {wheel.name}")
+    print("\n".join(faults) or f"wheels: {len(wheels)} checked")
+    sys.exit(bool(faults) or not wheels)
