@@ -1,0 +1,1 @@
+"""Differentiable graph and embedding operators."""
