@@ -1,0 +1,1 @@
+"""Kernel sources: Numba for the CPU, CUDA C++ for NVIDIA GPUs."""

@@ -1,0 +1,1 @@
+"""CPU kernels compiled by Numba, one module per operator family; compiled code is cached on disk."""
