@@ -177,9 +177,8 @@ def lint(session: nox.Session) -> None:
 @nox.session(tags=["ci"])
 def types(session: nox.Session) -> None:
     """Check the types of every package."""
-    install(session, *LEAVES, tools=("mypy>=1.13", "types-PyYAML", "types-psutil"))
-    for package in PACKAGES:
-        session.run("mypy", f"packages/{package}/src", *session.posargs)
+    install(session, *LEAVES, tools=("pyright[nodejs]>=1.1.390", *TEST_PEERS))
+    session.run("pyright", *session.posargs)
 
 
 @nox.session(tags=["ci"])
