@@ -1,7 +1,7 @@
 """From an edge list to rows of in-edges, in time and memory proportional to the edges.
 
-CPU tensors are sorted by the two-pass counting sort of :mod:`core_kernels.kernels.numba.graph`; others by torch's
-stable sort. Both give the same arrays. Indices are int32 whenever the ids fit.
+CPU tensors are sorted by the two-pass counting sort of :mod:`core_kernels.kernels.numba.graph`; others, and those under
+``backend("torch")``, by torch's stable sort. Both give the same arrays. Indices are int32 whenever the ids fit.
 """
 
 from __future__ import annotations
@@ -12,12 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from core_kernels._backend import current_backend
 from core_kernels.errors import ArgumentTypeError, argument_error
 
-__all__ = ["count_ids", "expand_rows", "index_dtype", "read_edge_index", "read_num_nodes", "sort_by_key"]
+__all__ = ["count_ids", "expand_rows", "index_dtype", "read_edge_index", "read_num_nodes", "runs_numba", "sort_by_key"]
 
 _INT32_LIMIT = 1 << 31
 _INTEGER_DTYPES = (torch.int32, torch.int64)
+
+
+def runs_numba(tensor: Tensor) -> bool:
+    """Return whether the Numba kernels take ``tensor``; torch does otherwise."""
+    return tensor.device.type == "cpu" and current_backend() != "torch"
 
 
 def index_dtype(bound: int) -> torch.dtype:
@@ -105,7 +111,7 @@ def sort_by_key(
         the input was grouped already.
     """
     dtype = dtype or index_dtype(value_bound)
-    if keys.device.type != "cpu":
+    if not runs_numba(keys):
         counts = torch.bincount(keys, minlength=num_keys)
         indptr = torch.zeros(num_keys + 1, dtype=torch.int64, device=keys.device)
         torch.cumsum(counts, 0, out=indptr[1:])
@@ -134,7 +140,7 @@ def expand_rows(indptr: Tensor, num_edges: int) -> Tensor:
     """Return the row of each position, int32 while row ids fit."""
     num_rows = indptr.shape[0] - 1
     dtype = index_dtype(num_rows)
-    if indptr.device.type != "cpu":
+    if not runs_numba(indptr):
         rows = torch.arange(num_rows, dtype=dtype, device=indptr.device)
         return torch.repeat_interleave(rows, indptr.diff(), output_size=num_edges)
 
@@ -147,7 +153,7 @@ def expand_rows(indptr: Tensor, num_edges: int) -> Tensor:
 
 def count_ids(ids: Tensor, num_ids: int) -> Tensor:
     """Return how often each id in [0, num_ids) occurs, int64 [num_ids]."""
-    if ids.device.type != "cpu":
+    if not runs_numba(ids):
         return torch.bincount(ids, minlength=num_ids)
 
     from core_kernels.kernels.numba import graph as kernels

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from core_kernels.errors import argument_error
-from core_kernels.graph.build import expand_rows, index_dtype, sort_by_key
+from core_kernels.graph.build import expand_rows, index_dtype, runs_numba, sort_by_key
 
 __all__ = ["check_ids", "check_permutation", "first_seen_order", "permute_rows", "symmetrize", "take_rows", "transpose"]
 
@@ -33,7 +33,7 @@ def symmetrize(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     back_indptr, back_indices, _ = transpose(indptr, indices, num_nodes)
     # Transposing sorts every row, so twice gives the graph itself with sorted rows.
     indptr, indices, _ = transpose(back_indptr, back_indices, num_nodes)
-    if indptr.device.type != "cpu":
+    if not runs_numba(indptr):
         keys = torch.cat(
             [
                 expand_rows(rows, columns.shape[0]).long() * num_nodes + columns
@@ -67,7 +67,7 @@ def take_rows(indptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def permute_rows(indptr: Tensor, indices: Tensor, row_of_new: Tensor, new_of_source: Tensor) -> tuple[Tensor, ...]:
     """Return row pointers, indices and origins (positions) of a graph whose rows and sources are renumbered."""
-    if indptr.device.type != "cpu":
+    if not runs_numba(indptr):
         out_indptr, positions = take_rows(indptr, row_of_new)
         return out_indptr, new_of_source[indices[positions]].to(indices.dtype), positions
 
