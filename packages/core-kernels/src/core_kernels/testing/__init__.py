@@ -1,0 +1,8 @@
+"""Tools for testing distributed programs: reusable ranks, injected faults, and hosts joined by slow links."""
+
+from __future__ import annotations
+
+from core_kernels.testing.faults import Fault, FaultPlan
+from core_kernels.testing.ranks import RankPool
+
+__all__ = ["Fault", "FaultPlan", "RankPool"]
