@@ -13,6 +13,7 @@ from numba import njit
 
 __all__ = [
     "ROW_BITS",
+    "count_cut",
     "count_keys",
     "expand_rows",
     "is_non_decreasing",
@@ -132,3 +133,14 @@ def merge_sorted_rows(indptr_a, indices_a, indptr_b, indices_b, indptr_out, indi
                 place += 1
                 previous = value
         indptr_out[row + 1] = place
+
+
+@njit(cache=True, nogil=True)
+def count_cut(indptr, indices, part_of_node):
+    """Return how many edges join nodes of different parts."""
+    cut = 0
+    for row in range(indptr.shape[0] - 1):
+        part = part_of_node[row]
+        for position in range(indptr[row], indptr[row + 1]):
+            cut += part_of_node[indices[position]] != part
+    return cut
