@@ -1,11 +1,10 @@
 """Schemas and exact meanings of the raw operators ``torch.ops.core_kernels.<op>``.
 
 An implementation is a function named as the operator, in the module of the operator's family. Its arguments are the
-schema's, in order, less ``checked`` and those that end in ``_grad``; an operator whose output shapes are known
-beforehand (``fills``)
-passes its allocated outputs behind them and the implementation fills every element and returns nothing; the others
-return their tensors. Implementations may assume what the dispatcher checked: shapes fit, feature tensors are contiguous
-2-D, ids are in range, ids and pointers contiguous.
+schema's, in order, less ``checked`` and those that end in ``_grad``. An operator whose output shapes are known
+beforehand (``fills``) passes its allocated outputs behind them; the implementation fills every element and returns
+nothing. The others return their tensors. Implementations may assume what the dispatcher checked: shapes fit, feature
+tensors are contiguous 2-D, ids are in range, ids and pointers contiguous.
 
 Vocabulary of the arguments (``E`` edges, ``W`` columns, ``H`` heads, ``H`` divides ``W``, head ``h`` owns the columns
 ``[h*W/H, (h+1)*W/H)``):

@@ -1,0 +1,1 @@
+"""Readable torch implementations of every raw operator: slow, any floating dtype, the oracle of the tests."""
