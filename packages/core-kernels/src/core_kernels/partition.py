@@ -190,8 +190,8 @@ def partition_graph(
         parts: int64 [num_nodes], the part of each node; only with ``"given"``.
         seed: Of METIS and of the random split.
         balance: Boolean [num_nodes], for example the training mask: these nodes are spread evenly too. ``"random"``
-            spreads both kinds exactly; ``"metis"``, which balances one weight, gives the marked nodes four times the weight
-            of the others in total: no part has more than 1.25 times its share of them, give or take its tolerance.
+            spreads both kinds exactly; ``"metis"``, which balances one weight, gives the marked nodes four times the
+            weight of the others in total: no part gets much more than 1.25 times its share of them.
 
     Returns:
         The book of the split.
