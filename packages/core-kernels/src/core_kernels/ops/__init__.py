@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from core_kernels.ops.aggregation import spmm
 from core_kernels.ops.edgewise import sddmm
+from core_kernels.ops.relabel import unique_relabel
+from core_kernels.ops.sampling import sample_block, sample_blocks, sample_neighbors
 from core_kernels.ops.segment import segment_reduce, segment_softmax
 
-__all__ = ["sddmm", "segment_reduce", "segment_softmax", "spmm"]
+__all__ = [
+    "sample_block",
+    "sample_blocks",
+    "sample_neighbors",
+    "sddmm",
+    "segment_reduce",
+    "segment_softmax",
+    "spmm",
+    "unique_relabel",
+]

@@ -93,8 +93,15 @@ def register(
     return getattr(getattr(torch.ops, NAMESPACE), op).default
 
 
-def check_ids(op: str, name: str, ids: torch.Tensor, bound: int) -> None:
-    """Raise when an id lies outside ``[0, bound)``, naming the first culprit's value.
+def check_ids(op: str, name: str, ids: torch.Tensor, bound: int, skippable: bool = True) -> None:
+    """Raise when an id lies outside ``[0, bound)``, naming its value.
+
+    Args:
+        op: The operator, for the message.
+        name: The argument.
+        ids: Integer tensor.
+        bound: Number of rows they index.
+        skippable: Whether the operator has ``bounds="unchecked"``.
 
     Raises:
         ArgumentError: Such an id exists.
@@ -102,10 +109,12 @@ def check_ids(op: str, name: str, ids: torch.Tensor, bound: int) -> None:
     if ids.numel() == 0:
         return
     lowest, highest = (int(value) for value in torch.aminmax(ids))
-    if lowest < 0:
-        raise index_bounds_error(op, name, lowest, bound)
-    if highest >= bound:
-        raise index_bounds_error(op, name, highest, bound)
+    if lowest >= 0 and highest < bound:
+        return
+    culprit = lowest if lowest < 0 else highest
+    if skippable:
+        raise index_bounds_error(op, name, culprit, bound)
+    raise argument_error(f"{name} of {op}", culprit, f"ids in [0, {bound})", "pass ids of this graph")
 
 
 def contiguous_rows(op: str, name: str, x: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,133 @@
+"""Neighbour sampling on the CPU: Floyd's draws without replacement, from the stateless generator.
+
+Every destination's draws depend on its key alone, so rows are split over threads freely.
+
+Source: R. W. Floyd in J. Bentley, "Programming Pearls: A Sample of Brilliance", CACM 30(9), 1987.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numba import njit
+
+from core_kernels.kernels.numba._arrays import array
+from core_kernels.kernels.numba._threads import run_ranges
+from core_kernels.kernels.numba.random import absorb, bounded, row_key, stream_key
+from core_kernels.kernels.numba.relabel import direct_table, relabel_direct, relabel_hashed
+
+__all__ = ["sample_block", "sample_neighbors"]
+
+#: Up to this fanout a repeated draw is found by looking through the earlier ones, above by marks over the whole row.
+_LINEAR_FANOUT = 32
+
+
+def sample_neighbors(indptr, indices, edge_ids, seeds, keys, fanout, replace, seed, step, layer):
+    """Return row pointers, sources and edge ids of the sampled in-edges."""
+    rows, pointers = torch.empty(seeds.shape[0] + 1, dtype=torch.int64), array(indptr)
+    num_draws = _count(pointers, array(seeds), fanout, replace, array(rows))
+    sources = torch.empty(num_draws, dtype=indices.dtype)
+    edges = torch.empty(num_draws, dtype=torch.int64)
+    _draw(pointers, indices, edge_ids, seeds, keys, (fanout, replace, seed, step, layer), rows, sources, edges)
+    return rows, sources, edges
+
+
+def sample_block(indptr, indices, edge_ids, seeds, keys, fanout, replace, seed, step, layer, num_src):
+    """Return row pointers, local sources, source ids and edge ids of the sampled block."""
+    num_seeds, pointers = seeds.shape[0], array(indptr)
+    rows = torch.empty(num_seeds + 1, dtype=torch.int64)
+    num_draws = _count(pointers, array(seeds), fanout, replace, array(rows))
+    # Seeds lead the list of ids to relabel; the draws are written straight behind them.
+    ids = torch.empty(num_seeds + num_draws, dtype=indices.dtype)
+    ids[:num_seeds] = seeds
+    edges = torch.empty(num_draws, dtype=torch.int64)
+    draw = (fanout, replace, seed, step, layer)
+    _draw(pointers, indices, edge_ids, seeds, keys, draw, rows, ids[num_seeds:], edges)
+    unique = torch.empty(min(ids.shape[0], num_src), dtype=torch.int64)
+    local = torch.empty(ids.shape[0], dtype=torch.int32)
+    table = direct_table(num_src, ids.shape[0])
+    outputs = (array(unique), array(local))
+    count = relabel_hashed(array(ids), *outputs) if table is None else relabel_direct(array(ids), table, *outputs)
+    return rows, local[num_seeds:], unique[:count], edges
+
+
+def _draw(pointers, indices, edge_ids, seeds, keys, draw, rows, sources, edges):
+    run_ranges(
+        _draw_rows, seeds.shape[0], array(rows), pointers, array(indices), array(edge_ids), array(seeds),
+        array(seeds if keys is None else keys), *draw, array(rows), array(sources), array(edges), unit=4,
+    )  # fmt: skip
+
+
+@njit(cache=True, nogil=True)
+def _count(indptr, seeds, fanout, replace, rows):
+    """Write the row pointers of the sample; return the number of draws."""
+    total = np.int64(0)
+    rows[0] = 0
+    for place in range(len(seeds)):
+        degree = indptr[seeds[place] + 1] - indptr[seeds[place]]
+        take = fanout if replace and degree > 0 else min(degree, fanout)
+        total += degree if fanout < 0 else take
+        rows[place + 1] = total
+    return total
+
+
+@njit(cache=True, nogil=True)
+def _longest_row(indptr, seeds, start, stop):
+    longest = np.int64(0)
+    for place in range(start, stop):
+        longest = max(longest, indptr[seeds[place] + 1] - indptr[seeds[place]])
+    return longest
+
+
+@njit(cache=True, nogil=True)
+def _draw_rows(
+    start, stop, indptr, indices, edge_ids, seeds, keys, fanout, replace, seed, step, layer, rows, sources, edges
+):
+    stream = stream_key(seed, step, layer)
+    marked = fanout > _LINEAR_FANOUT and not replace
+    marks = np.zeros(_longest_row(indptr, seeds, start, stop) if marked else 0, np.bool_)
+    for place in range(start, stop):
+        begin, first, last = indptr[seeds[place]], rows[place], rows[place + 1]
+        degree = indptr[seeds[place] + 1] - begin
+        if fanout < 0 or (degree <= fanout and not replace):
+            for draw in range(last - first):
+                edges[first + draw] = begin + draw
+        else:
+            slots, key = edges[first:last], row_key(stream, keys[place])
+            if replace:
+                for draw in range(fanout):
+                    slots[draw] = begin + bounded(absorb(key, draw), degree)
+            elif marked:
+                _floyd_marked(key, degree, fanout, begin, marks, slots)
+            else:
+                _floyd_linear(key, degree, fanout, begin, slots)
+        for out in range(first, last):
+            position = edges[out]
+            sources[out] = indices[position]
+            if edge_ids is not None:
+                edges[out] = edge_ids[position]
+
+
+@njit(cache=True, nogil=True)
+def _floyd_linear(key, degree, fanout, begin, slots):
+    for draw in range(fanout):
+        newest = degree - fanout + draw
+        position = begin + bounded(absorb(key, draw), newest + 1)
+        for earlier in range(draw):
+            if slots[earlier] == position:
+                position = begin + newest
+                break
+        slots[draw] = position
+
+
+@njit(cache=True, nogil=True)
+def _floyd_marked(key, degree, fanout, begin, marks, slots):
+    for draw in range(fanout):
+        newest = degree - fanout + draw
+        slot = bounded(absorb(key, draw), newest + 1)
+        if marks[slot]:
+            slot = newest
+        marks[slot] = True
+        slots[draw] = begin + slot
+    for draw in range(fanout):
+        marks[slots[draw] - begin] = False
