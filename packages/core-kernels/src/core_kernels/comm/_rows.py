@@ -30,7 +30,9 @@ def row_bytes(x: Tensor) -> int:
 
 def as_bytes(x: Tensor) -> Tensor:
     """View a contiguous tensor as ``[num_rows, bytes_per_row]``, sharing memory."""
-    return x.view(x.shape[0], x.shape[1:].numel()).view(torch.uint8)
+    # One row or one column may be contiguous with any stride, which a view to bytes does not accept.
+    flat = x.as_strided((x.numel(),), (1,))
+    return flat.view(torch.uint8).view(x.shape[0], row_bytes(x))
 
 
 def check_counts(name: str, counts: Sequence[int] | Tensor, num_ranks: int, num_rows: int | None = None) -> list[int]:

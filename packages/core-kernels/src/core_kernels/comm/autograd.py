@@ -129,4 +129,5 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         summed = all_reduce(ctx.group, grad, "sum", f"{ctx.tag}.grad", ordered=True)
-        return None, summed if ctx.group.rank == ctx.root else torch.zeros_like(summed), None, None
+        # Masked, not replaced: every rank keeps the same graph, or differentiating twice would not meet its peers.
+        return None, summed.masked_fill(torch.tensor(ctx.group.rank != ctx.root, device=summed.device), 0), None, None

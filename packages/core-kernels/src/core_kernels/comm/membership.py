@@ -25,6 +25,10 @@ from core_kernels.errors import ArgumentError, CollectiveError, argument_error
 __all__ = ["Membership"]
 
 
+# Subgroups made of the default store's groups, by their global ranks: several Groups may wrap one process group.
+_num_made: dict[str, int] = {}
+
+
 class Membership:
     """A rank's place in a group; see :class:`~core_kernels.comm.Group` for arguments and attributes."""
 
@@ -43,7 +47,7 @@ class Membership:
     def _setup(self, wire: Wire | None, timeout_seconds: float) -> None:
         self._wire = wire
         self._store: Any = None
-        self._num_subgroups = 0
+        self._num_subgroups: dict[str, int] = {}
         self._status: tuple[StatusBoard, int] | None = None
         self._faults: Any = None
         self.rank, self.size = (wire.rank, wire.size) if wire else (0, 1)
@@ -119,25 +123,38 @@ class Membership:
             ranks: Ranks of this group, in the order of their new numbers; must contain this rank.
             timeout_seconds: Longest wait for one collective; this group's when ``None``.
 
-        Collective: the ranks named, all with the same list.
+        Returns:
+            A group outside the global registry of ``torch.distributed``: use its methods, not ``dist.all_reduce(...)``.
+
+        Collective: the ranks named, all with the same list. (``dist.new_group`` would need all ranks of the job, or
+        the same number of earlier groups on each member.)
         """
         ranks, seconds = list(ranks), timeout_seconds or self.timeout_seconds
         if self.rank not in ranks or len(set(ranks)) != len(ranks) or not all(0 <= r < self.size for r in ranks):
             raise argument_error(
                 "ranks", ranks, f"distinct ranks below {self.size}, {self.rank} among them", "name each member once"
             )
-        self._num_subgroups += 1
         if len(ranks) == 1:
             group = type(self).single(self.device)
-        elif self._store is not None:
-            prefix = f"{'-'.join(map(str, ranks))}/{self._num_subgroups}"
-            store = dist.PrefixStore(prefix, self._store)
-            group = type(self).from_store(store, ranks.index(self.rank), len(ranks), seconds, self.backend)
+            group.timeout_seconds = seconds
         else:
-            members = [dist.get_global_rank(self.process_group, rank) for rank in ranks]
-            group = type(self)(dist.new_group(members, use_local_synchronization=True, backend=self.backend), seconds)
+            store = dist.PrefixStore(self._name_subgroup(ranks), self._own_store())
+            group = type(self).from_store(store, ranks.index(self.rank), len(ranks), seconds, self.backend)
         group._status, group._faults, group.step = self._status, self._faults, self.step
         return group
+
+    def _own_store(self) -> Any:
+        # A group that torch.distributed made keeps its keys in the default store, which has no public accessor.
+        return self._store if self._store is not None else dist.distributed_c10d._get_default_store()
+
+    def _name_subgroup(self, ranks: Sequence[int]) -> str:
+        """Return a store prefix on which all members agree, and which no earlier group has used."""
+        if self._store is None:
+            ranks = [dist.get_global_rank(self.process_group, rank) for rank in ranks]
+        name = "-".join(map(str, ranks))
+        made = _num_made if self._store is None else self._num_subgroups
+        made[name] = made.get(name, 0) + 1
+        return f"core_kernels/{name}/{made[name]}"
 
     # -- running one operation ---------------------------------------------------------------------------------------
 

@@ -144,6 +144,10 @@ inline unsigned __float_as_uint(float x) { return unsigned(emulator::to_bits(x))
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline double rsqrt(double x) { return 1.0 / sqrt(x); }
 inline float __expf(float x) { return expf(x); }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
 inline void __trap() { emulator::fail("the kernel trapped", 0); }
 
 // ---- half precision -------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,14 @@
+"""Runs CUDA C++ kernels on the CPU: a thread block out of fibers, compiled by g++ from the unmodified sources."""
+
+from __future__ import annotations
+
+from core_kernels.testing.emulator.runner import (
+    EmulatorError,
+    build,
+    build_all,
+    compiler_skip_reason,
+    run_source,
+    shuffle_seed,
+)
+
+__all__ = ["EmulatorError", "build", "build_all", "compiler_skip_reason", "run_source", "shuffle_seed"]
