@@ -216,7 +216,7 @@ class RankSet:
                 end = min(end, time.monotonic() + grace)
             if waiting and time.monotonic() >= end:
                 if not failures:
-                    failures.append(self._overdue(min(waiting.values()), deadline_seconds or 0.0))
+                    failures.append(self._overdue(sorted(waiting.values()), deadline_seconds or 0.0))
                 break
         return results, failures
 
@@ -249,11 +249,14 @@ class RankSet:
         )
         return f"rank {number} of {self.settings.world_size} {how} {self._board.read(number)}; {remedy}"
 
-    def _overdue(self, number: int, seconds: float) -> _Failure:
+    def _overdue(self, late: list[int], seconds: float) -> _Failure:
         size = self.settings.world_size
-        message = f"rank {number} of {size} was not done after deadline_seconds={seconds:g}, {self._board.read(number)}"
+        names = (
+            f"rank {late[0]} of {size} was" if len(late) == 1 else f"ranks {', '.join(map(str, late))} of {size} were"
+        )
+        message = f"{names} not done after deadline_seconds={seconds:g}; rank {late[0]} was {self._board.read(late[0])}"
         return _Failure(
-            number, RankFailedError(f"{message}; raise the deadline or look at that rank", number, size), True
+            late[0], RankFailedError(f"{message}; raise the deadline or look there", late[0], size), died=True
         )
 
     def _where_ranks_are(self, failed: int) -> str:
