@@ -286,7 +286,9 @@ def _make_book(
 
 
 def _count_cut(graph: Graph, part_of_node: Tensor) -> int:
-    part_of_node = part_of_node.contiguous()
+    # A narrow table stays in the cache: it is read at random, once per edge.
+    num_parts = int(part_of_node.max()) + 1 if part_of_node.numel() else 0
+    part_of_node = part_of_node.contiguous().to(torch.uint8 if num_parts <= 256 else torch.int32)
     if not runs_numba(graph.indptr):
         rows = expand_rows(graph.indptr, graph.num_edges)
         return int((part_of_node[graph.indices.long()] != part_of_node[rows.long()]).sum())

@@ -149,7 +149,14 @@ def permutation(num_rows: int, seed: int, step: int = 0, layer: int = 0, device:
     """
     if num_rows < 0:
         raise argument_error("num_rows", num_rows, "at least 0", "pass the number of rows to order")
-    bits = random_bits(seed, step, layer, torch.arange(num_rows, device=device), 0)
+    if device is None or torch.device(device).type == "cpu":
+        from core_kernels.kernels.numba.random import fill_first_bits
+
+        bits = torch.empty(num_rows, dtype=torch.int64)
+        keys = (("seed", seed), ("step", step), ("layer", layer))
+        fill_first_bits(*(_as_int64(name, key) for name, key in keys), bits.numpy())
+    else:
+        bits = random_bits(seed, step, layer, torch.arange(num_rows, device=device), 0)
     return torch.sort(bits, stable=True).indices
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core_kernels import Graph, backend
-from core_kernels.kernels.numba import graph as kernels
+from core_kernels.graph import build
 
 
 @st.composite
@@ -41,18 +41,21 @@ def test_building_is_a_stable_sort(case, row_bits):
     edges, num_nodes = case
     expected = [[(u, i) for i, (u, v) in enumerate(edges) if v == row] for row in range(num_nodes)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "ROW_BITS", row_bits)
+        patch.setattr(build, "_MIN_ROW_BITS", row_bits)
         assert rows_of(make_graph(edges, num_nodes)) == expected
 
 
 @settings(max_examples=40, deadline=None)
-@given(edge_lists())
-def test_the_transpose_has_every_edge_reversed(case):
+@given(edge_lists(), st.sampled_from([0, 1, 12]))
+def test_the_transpose_has_every_edge_reversed(case, row_bits):
     edges, num_nodes = case
     graph = make_graph(edges, num_nodes)
     by_position = sorted(range(len(edges)), key=lambda i: (edges[i][1], i))
     expected = [[(edges[i][1], i) for i in by_position if edges[i][0] == row] for row in range(num_nodes)]
-    assert rows_of(graph.transpose()) == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "_MIN_ROW_BITS", row_bits)
+        assert rows_of(graph.transpose()) == expected
+    assert torch.equal(graph.out_degrees(), torch.bincount(graph.indices, minlength=num_nodes))
 
 
 @settings(max_examples=40, deadline=None)

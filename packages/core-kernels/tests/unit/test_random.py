@@ -86,6 +86,8 @@ def test_permutation_orders_every_row():
     assert sorted(random.permutation(1000, seed=1).tolist()) == list(range(1000))
     assert random.permutation(1000, seed=1).tolist() != random.permutation(1000, seed=2).tolist()
     assert random.permutation(0, seed=1).numel() == 0
+    bits = random.random_bits(-7, 2, 3, torch.arange(1000), 0)
+    assert torch.equal(random.permutation(1000, -7, 2, 3), bits.argsort())
 
 
 @pytest.mark.parametrize(

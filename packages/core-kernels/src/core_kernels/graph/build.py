@@ -15,10 +15,24 @@ from torch import Tensor
 from core_kernels._backend import current_backend
 from core_kernels.errors import ArgumentTypeError, argument_error
 
-__all__ = ["count_ids", "expand_rows", "index_dtype", "read_edge_index", "read_num_nodes", "runs_numba", "sort_by_key"]
+__all__ = [
+    "bucket_workspace",
+    "choose_row_bits",
+    "count_ids",
+    "empty",
+    "expand_rows",
+    "index_dtype",
+    "read_edge_index",
+    "read_num_nodes",
+    "runs_numba",
+    "sort_by_key",
+]
 
 _INT32_LIMIT = 1 << 31
 _INTEGER_DTYPES = (torch.int32, torch.int64)
+_NUMPY_DTYPES = {torch.int32: np.int32, torch.int64: np.int64}
+_MIN_ROW_BITS = 12
+_MAX_ROW_BITS = 16  # the low bits of a key are kept in 16 bits
 
 
 def runs_numba(tensor: Tensor) -> bool:
@@ -122,18 +136,35 @@ def sort_by_key(
 
     from core_kernels.kernels.numba import graph as kernels
 
+    num_edges = keys.shape[0]
     keys_, values_ = keys.contiguous().numpy(), values.contiguous().numpy()
-    indptr = torch.empty(num_keys + 1, dtype=torch.int64)
-    kernels.count_keys(keys_, indptr.numpy())
+    indptr = empty(num_keys + 1, torch.int64)
     if kernels.is_non_decreasing(keys_):
+        kernels.count_keys(keys_, indptr.numpy())
         return indptr, values.to(dtype, copy=True), None
-    out = torch.empty(keys.shape[0], dtype=dtype)
-    ids = torch.empty(keys.shape[0], dtype=torch.int64)
-    coarse_keys = np.empty(keys.shape[0], np.int32 if num_keys <= _INT32_LIMIT else np.int64)
-    row_bits = kernels.ROW_BITS
-    kernels.scatter_to_buckets(keys_, values_, indptr.numpy(), row_bits, coarse_keys, out.numpy(), ids.numpy())
-    kernels.sort_buckets(coarse_keys, indptr.numpy(), row_bits, out.numpy(), ids.numpy())
+    row_bits = choose_row_bits(num_keys)
+    starts, low_keys = bucket_workspace(num_keys, num_edges, row_bits)
+    kernels.count_buckets(keys_, row_bits, starts)
+    out, ids = empty(num_edges, dtype), empty(num_edges, torch.int64)
+    kernels.scatter_edges(keys_, values_, row_bits, starts, low_keys, out.numpy(), ids.numpy())
+    no_ids = np.empty(0, np.int64)
+    kernels.sort_buckets(low_keys, row_bits, starts, indptr.numpy(), out.numpy(), ids.numpy(), no_ids)
     return indptr, out, ids
+
+
+def empty(length: int, dtype: torch.dtype) -> Tensor:
+    """Return an uninitialised CPU tensor. Numpy asks the system for huge pages, which torch does not."""
+    return torch.from_numpy(np.empty(length, _NUMPY_DTYPES[dtype]))
+
+
+def choose_row_bits(num_rows: int) -> int:
+    """Return the size of a coarse bucket: about a thousand of them, not tiny, none outgrowing the cache."""
+    return min(max(num_rows.bit_length() - 10, _MIN_ROW_BITS), _MAX_ROW_BITS)
+
+
+def bucket_workspace(num_rows: int, num_edges: int, row_bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return uninitialised arrays for the first positions of the coarse buckets and the low bits of the keys."""
+    return np.empty(((num_rows - 1) >> row_bits) + 2, np.int64), np.empty(num_edges, np.uint16)
 
 
 def expand_rows(indptr: Tensor, num_edges: int) -> Tensor:
@@ -146,7 +177,7 @@ def expand_rows(indptr: Tensor, num_edges: int) -> Tensor:
 
     from core_kernels.kernels.numba import graph as kernels
 
-    out = torch.empty(num_edges, dtype=dtype)
+    out = empty(num_edges, dtype)
     kernels.expand_rows(indptr.numpy(), out.numpy())
     return out
 
@@ -158,6 +189,6 @@ def count_ids(ids: Tensor, num_ids: int) -> Tensor:
 
     from core_kernels.kernels.numba import graph as kernels
 
-    indptr = torch.empty(num_ids + 1, dtype=torch.int64)
+    indptr = empty(num_ids + 1, torch.int64)
     kernels.count_keys(ids.contiguous().numpy(), indptr.numpy())
     return indptr.diff()

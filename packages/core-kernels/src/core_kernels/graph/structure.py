@@ -159,6 +159,8 @@ class Graph:
 
     def out_degrees(self) -> Tensor:
         """Return the number of edges out of each source, int64 [num_src]."""
+        if "transpose" in self._cache:
+            return self._cache["transpose"].in_degrees()
         return self._once("out_degrees", lambda: build.count_ids(self.indices, self.num_src))
 
     def coo(self) -> tuple[Tensor, Tensor]:
@@ -191,9 +193,8 @@ class Graph:
         """
 
         def compute() -> Graph:
-            indptr, indices, positions = transform.transpose(self.indptr, self.indices, self.num_src)
-            self._cache["transpose_positions"] = positions
-            edge_ids = positions if self.edge_ids is None else self.edge_ids[positions]
+            parts = transform.transpose(self.indptr, self.indices, self.num_src, self.edge_ids)
+            indptr, indices, self._cache["transpose_positions"], edge_ids = parts
             return Graph(indptr, indices, self.num_dst, edge_ids, validate=False)
 
         return self._once("transpose", compute)

@@ -11,28 +11,57 @@ import torch
 from torch import Tensor
 
 from core_kernels.errors import argument_error
-from core_kernels.graph.build import expand_rows, index_dtype, runs_numba, sort_by_key
+from core_kernels.graph.build import (
+    bucket_workspace,
+    choose_row_bits,
+    empty,
+    expand_rows,
+    index_dtype,
+    runs_numba,
+    sort_by_key,
+)
 
 __all__ = ["check_ids", "check_permutation", "first_seen_order", "permute_rows", "symmetrize", "take_rows", "transpose"]
 
 
-def transpose(indptr: Tensor, indices: Tensor, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return row pointers, indices and, for each position of the reversed graph, its position in the given one."""
-    num_dst = indptr.shape[0] - 1
-    rows = expand_rows(indptr, indices.shape[0])
-    dtype = torch.int64 if indices.dtype == torch.int64 else index_dtype(num_dst)
-    out_indptr, out_indices, positions = sort_by_key(indices, rows, num_src, num_dst, dtype)
-    if positions is None:
-        positions = torch.arange(indices.shape[0], device=indices.device)
-    return out_indptr, out_indices, positions
+def transpose(
+    indptr: Tensor, indices: Tensor, num_src: int, edge_ids: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the reversed graph: row pointers, indices, positions in the given graph, and edge ids."""
+    num_edges = indices.shape[0]
+    dtype = torch.int64 if indices.dtype == torch.int64 else index_dtype(indptr.shape[0] - 1)
+    if not runs_numba(indptr):
+        rows = expand_rows(indptr, num_edges)
+        out_indptr, out_indices, positions = sort_by_key(indices, rows, num_src, indptr.shape[0] - 1, dtype)
+        if positions is None:
+            positions = torch.arange(num_edges, device=indices.device)
+        return out_indptr, out_indices, positions, positions if edge_ids is None else edge_ids[positions]
+
+    from core_kernels.kernels.numba import graph as kernels
+
+    # Edge ids travel along: looking them up afterwards would touch a random page per edge.
+    ids = np.empty(0, np.int64) if edge_ids is None else edge_ids.numpy()
+    out_ids = np.empty(ids.shape[0], np.int64)
+    out_indptr, out_indices, positions = (
+        empty(num_src + 1, torch.int64),
+        empty(num_edges, dtype),
+        empty(num_edges, torch.int64),
+    )
+    row_bits = choose_row_bits(num_src)
+    starts, low_keys = bucket_workspace(num_src, num_edges, row_bits)
+    kernels.count_buckets(indices.numpy(), row_bits, starts)
+    columns = (out_indices.numpy(), positions.numpy(), out_ids)
+    kernels.scatter_reversed(indptr.numpy(), indices.numpy(), ids, row_bits, starts, low_keys, *columns)
+    kernels.sort_buckets(low_keys, row_bits, starts, out_indptr.numpy(), *columns)
+    return out_indptr, out_indices, positions, positions if edge_ids is None else torch.from_numpy(out_ids)
 
 
 def symmetrize(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     """Return the union of a square graph and its reverse: sorted rows, each edge once."""
     num_nodes = indptr.shape[0] - 1
-    back_indptr, back_indices, _ = transpose(indptr, indices, num_nodes)
+    back_indptr, back_indices, *_ = transpose(indptr, indices, num_nodes)
     # Transposing sorts every row, so twice gives the graph itself with sorted rows.
-    indptr, indices, _ = transpose(back_indptr, back_indices, num_nodes)
+    indptr, indices, *_ = transpose(back_indptr, back_indices, num_nodes)
     if not runs_numba(indptr):
         keys = torch.cat(
             [
@@ -49,7 +78,7 @@ def symmetrize(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     rows = (indptr.numpy(), indices.numpy(), back_indptr.numpy(), back_indices.numpy())
     out_indptr = np.empty(num_nodes + 1, np.int64)
     merge_sorted_rows(*rows, out_indptr, indices.numpy(), True)
-    out_indices = torch.empty(int(out_indptr[-1]), dtype=indices.dtype)
+    out_indices = empty(int(out_indptr[-1]), indices.dtype)
     merge_sorted_rows(*rows, out_indptr, out_indices.numpy(), False)
     return torch.from_numpy(out_indptr), out_indices
 
@@ -75,8 +104,8 @@ def permute_rows(indptr: Tensor, indices: Tensor, row_of_new: Tensor, new_of_sou
 
     out_indptr = torch.zeros(row_of_new.shape[0] + 1, dtype=torch.int64)
     torch.cumsum(indptr.diff()[row_of_new], 0, out=out_indptr[1:])
-    out_indices = torch.empty_like(indices)
-    positions = torch.empty(indices.shape[0], dtype=torch.int64)
+    out_indices = empty(indices.shape[0], indices.dtype)
+    positions = empty(indices.shape[0], torch.int64)
     move_rows(
         indptr.numpy(),
         indices.numpy(),

@@ -1,9 +1,10 @@
 """Building and transforming adjacency: stable counting sorts in O(rows + edges), frugal with memory and cache.
 
 Scattering edges straight to their place touches a random cache line and page per edge once the graph outgrows the
-caches. Edges therefore go first to one of a few hundred coarse buckets of 2**ROW_BITS rows (sequential streams), then
-are sorted within their bucket, which fits the cache. Both passes keep the order of equal keys. The only temporary of
-the size of the edges is the key column of the coarse order; the other columns are reordered inside the outputs.
+caches. Edges therefore go first to one of some hundred coarse buckets of ``2**row_bits`` rows (sequential streams), and
+are then counted and sorted within their bucket, which fits the cache. Both passes keep the order of equal keys.
+The only temporary of the size of the edges is the low half of the key, two bytes; all else is reordered inside the
+outputs.
 """
 
 from __future__ import annotations
@@ -12,19 +13,17 @@ import numpy as np
 from numba import njit
 
 __all__ = [
-    "ROW_BITS",
+    "count_buckets",
     "count_cut",
     "count_keys",
     "expand_rows",
     "is_non_decreasing",
     "merge_sorted_rows",
     "move_rows",
-    "scatter_to_buckets",
+    "scatter_edges",
+    "scatter_reversed",
     "sort_buckets",
 ]
-
-ROW_BITS = 15
-"""Rows of one coarse bucket, as a power of two: 32,768 rows of degree 20 are about 10 MB of edges."""
 
 
 @njit(cache=True, nogil=True)
@@ -47,49 +46,89 @@ def count_keys(keys, indptr):
 
 
 @njit(cache=True, nogil=True)
-def scatter_to_buckets(keys, values, indptr, row_bits, out_keys, out_values, out_ids):
-    """Write keys, values and positions ordered by ``key >> row_bits``, stably."""
-    num_rows = indptr.shape[0] - 1
-    num_buckets = ((num_rows - 1) >> row_bits) + 1
-    cursor = np.empty(num_buckets, np.int64)
-    for bucket in range(num_buckets):
-        cursor[bucket] = indptr[bucket << row_bits]
+def count_buckets(keys, row_bits, starts):
+    """Fill ``starts`` [buckets + 1] with the first position of each coarse bucket."""
+    starts[:] = 0
+    for i in range(keys.shape[0]):
+        starts[(keys[i] >> row_bits) + 1] += 1
+    for bucket in range(1, starts.shape[0]):
+        starts[bucket] += starts[bucket - 1]
+
+
+@njit(cache=True, nogil=True)
+def scatter_edges(keys, values, row_bits, starts, low_keys, out_values, out_ids):
+    """Write the low bits of the keys, the values and their positions ordered by coarse bucket, stably."""
+    cursor = starts.copy()
+    mask = (1 << row_bits) - 1
     for i in range(keys.shape[0]):
         key = keys[i]
         bucket = key >> row_bits
         place = cursor[bucket]
         cursor[bucket] = place + 1
-        out_keys[place] = key
+        low_keys[place] = key & mask
         out_values[place] = values[i]
         out_ids[place] = i
 
 
 @njit(cache=True, nogil=True)
-def sort_buckets(keys, indptr, row_bits, values, ids):
-    """Order ``values`` and ``ids`` by ``keys`` inside each coarse bucket, in place and stably."""
+def scatter_reversed(indptr, indices, edge_ids, row_bits, starts, low_keys, out_values, out_positions, out_edge_ids):
+    """Do as ``scatter_edges`` with sources as keys and rows as values; edge ids travel along unless there are none."""
+    cursor = starts.copy()
+    mask = (1 << row_bits) - 1
+    has_edge_ids = edge_ids.shape[0] > 0
+    for row in range(indptr.shape[0] - 1):
+        for position in range(indptr[row], indptr[row + 1]):
+            key = indices[position]
+            bucket = key >> row_bits
+            place = cursor[bucket]
+            cursor[bucket] = place + 1
+            low_keys[place] = key & mask
+            out_values[place] = row
+            out_positions[place] = position
+            if has_edge_ids:
+                out_edge_ids[place] = edge_ids[position]
+
+
+@njit(cache=True, nogil=True)
+def sort_buckets(low_keys, row_bits, starts, indptr, values, ids, more_ids):
+    """Order values and ids by key inside each coarse bucket, in place and stably, and fill ``indptr``."""
     num_rows = indptr.shape[0] - 1
-    num_buckets = ((num_rows - 1) >> row_bits) + 1
+    num_buckets = starts.shape[0] - 1
     largest = 0
     for bucket in range(num_buckets):
-        last = min((bucket + 1) << row_bits, num_rows)
-        largest = max(largest, indptr[last] - indptr[bucket << row_bits])
+        largest = max(largest, starts[bucket + 1] - starts[bucket])
+    has_more = more_ids.shape[0] > 0
     kept_values = np.empty(largest, values.dtype)
     kept_ids = np.empty(largest, ids.dtype)
+    kept_more = np.empty(largest if has_more else 0, more_ids.dtype)
     cursor = np.empty(1 << row_bits, np.int64)
+    indptr[0] = 0
     for bucket in range(num_buckets):
+        start, stop = starts[bucket], starts[bucket + 1]
         first = bucket << row_bits
-        last = min((bucket + 1) << row_bits, num_rows)
-        start, stop = indptr[first], indptr[last]
+        rows = min(1 << row_bits, num_rows - first)
+        cursor[:rows] = 0
+        for i in range(start, stop):
+            cursor[low_keys[i]] += 1
+        place = start
+        for row in range(rows):
+            count = cursor[row]
+            cursor[row] = place
+            place += count
+            indptr[first + row + 1] = place
         size = stop - start
         kept_values[:size] = values[start:stop]
         kept_ids[:size] = ids[start:stop]
-        cursor[: last - first] = indptr[first:last]
+        if has_more:
+            kept_more[:size] = more_ids[start:stop]
         for i in range(size):
-            row = keys[start + i] - first
+            row = low_keys[start + i]
             place = cursor[row]
             cursor[row] = place + 1
             values[place] = kept_values[i]
             ids[place] = kept_ids[i]
+            if has_more:
+                more_ids[place] = kept_more[i]
 
 
 @njit(cache=True, nogil=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, uint64
 
-__all__ = ["absorb", "bounded", "hash_u64", "mix64", "row_key", "stream_key", "uniform"]
+__all__ = ["absorb", "bounded", "fill_first_bits", "hash_u64", "mix64", "row_key", "stream_key", "uniform"]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -61,3 +61,11 @@ def bounded(bits, bound):
 def uniform(bits):
     """Map 64 bits to a float64 in [0, 1): the upper 53 bits times 2**-53."""
     return np.float64(uint64(bits) >> _S11) * _TWO_TO_MINUS_53
+
+
+@njit(cache=True, nogil=True)
+def fill_first_bits(seed, step, layer, out):
+    """Write the bits of draw 0 of the rows 0, 1, 2, ... into ``out``, int64."""
+    stream = stream_key(seed, step, layer)
+    for row in range(out.shape[0]):
+        out[row] = np.int64(absorb(row_key(stream, row), 0))
