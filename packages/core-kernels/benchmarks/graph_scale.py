@@ -67,6 +67,15 @@ def measure(num_nodes: int, num_edges: int) -> dict[str, float]:
     }
 
 
+def measure_best(num_runs: int, num_nodes: int, num_edges: int) -> dict[str, float]:
+    """Return the shortest times and the highest peak of some runs.
+
+    In a virtual machine the first run also pays for memory that the host has yet to provide.
+    """
+    runs = [measure(num_nodes, num_edges) for _ in range(num_runs)]
+    return {name: (max if name.startswith("peak") else min)(run[name] for run in runs) for name in runs[0]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", type=int, nargs=2, default=(100_000, 2_000_000), metavar=("NODES", "EDGES"))
@@ -74,14 +83,12 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     measure(1000, 5000)  # compiles
-    small = [measure(*args.small) for _ in range(5)]
-    best = {name: min(run[name] for run in small) for name in small[0]}
-    large = measure(*args.large)
+    small, large = measure_best(5, *args.small), measure_best(2, *args.large)
     for name, value in large.items():
-        print(f"{name:24} small {best[name]:14.3f}   large {value:14.3f}   ratio {value / best[name]:.2f}")
+        print(f"{name:24} small {small[name]:14.3f}   large {value:14.3f}   ratio {value / small[name]:.2f}")
     if args.json:
         with open(args.json, "w") as file:
-            json.dump({"small": best, "large": large}, file, indent=1)
+            json.dump({"small": small, "large": large}, file, indent=1)
 
 
 if __name__ == "__main__":
