@@ -1,0 +1,85 @@
+"""Generated sources on disk, per user, and the compiled functions made from them.
+
+A source lies under a name that is the hash of its text, so a file is never changed after it is complete: it is written
+under a temporary name and linked to its final one, which fails harmlessly when another process was first. Numba keeps
+machine code beside it. A lock file makes processes that need the same function compile it once; each function is
+compiled for exactly one set of argument types, which the hash covers.
+
+The folder is ``$CORE_KERNELS_CACHE_DIR``, else ``$XDG_CACHE_HOME/core-kernels``, else ``~/.cache/core-kernels``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # Windows: processes may compile the same function twice, with equal results
+    fcntl = None
+
+__all__ = ["cache_dir", "compile_lock", "load_function"]
+
+_loaded: dict[str, Any] = {}
+_lock = threading.Lock()
+
+
+def cache_dir() -> Path:
+    """Return the folder of generated sources, made if it is missing; a temporary one when it cannot be written."""
+    chosen = os.environ.get("CORE_KERNELS_CACHE_DIR")
+    base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "core-kernels"
+    folder = base / "vertex"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError
+    except OSError:
+        folder = Path(tempfile.gettempdir()) / f"core-kernels-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def load_function(source: str, name: str) -> tuple[Callable[..., Any], Path]:
+    """Return the function ``name`` of a generated module, written to the cache if new, and the module's path."""
+    digest = hashlib.blake2b(source.encode(), digest_size=12).hexdigest()
+    with _lock:
+        if digest not in _loaded:
+            path = cache_dir() / f"vertex_{digest}.py"
+            if not path.exists():
+                _write_once(path, source)
+            spec = importlib.util.spec_from_file_location(f"core_kernels_vertex_{digest}", path)
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+            _loaded[digest] = (getattr(module, name), path)
+        return _loaded[digest]
+
+
+def _write_once(path: Path, source: str) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(source)
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        os.unlink(temporary)
+
+
+@contextlib.contextmanager
+def compile_lock(path: Path) -> Iterator[None]:
+    """Hold the lock of a generated module against other processes; the kernel drops it if this process dies."""
+    if fcntl is None:
+        yield
+        return
+    with open(path.with_suffix(".lock"), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

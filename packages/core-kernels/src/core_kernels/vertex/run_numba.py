@@ -1,0 +1,124 @@
+"""Run a plan on the CPU: allocate what it stores, compile or load its kernels, call them over ranges of rows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from core_kernels.kernels.numba._threads import run_ranges
+from core_kernels.vertex.cache import compile_lock, load_function
+from core_kernels.vertex.compiled import Edges
+from core_kernels.vertex.emit_numba import NumbaKernel
+from core_kernels.vertex.fusion import Plan
+from core_kernels.vertex.passes import Widths
+
+__all__ = ["run_plan"]
+
+#: Rows of a block: of kernels with partial sums, and of the others (where it only bounds how finely work is split).
+_ROWS_WITH_SUMS, _ROWS = 1024, 64
+
+_lock = threading.Lock()
+_kernels: WeakKeyDictionary[Any, list[NumbaKernel]] = WeakKeyDictionary()
+_ready: set[str] = set()
+
+
+def run_plan(
+    plan: Plan, tensors: Sequence[torch.Tensor], edges: Mapping[str, Edges], widths: Widths, backend: str = "numba"
+) -> list[torch.Tensor]:
+    """Run all kernels of ``plan``.
+
+    Args:
+        plan: What to run.
+        tensors: Inputs of its program in order, contiguous, float32 or float64.
+        edges: Arrays of each edge type.
+        widths: What the widths of the program stand for.
+        backend: Not used; the CUDA runner has two.
+
+    Returns:
+        The results, ``[entities, heads, features]``.
+    """
+    nodes = plan.program.nodes
+    arrays: dict[str, np.ndarray] = {}
+    for number, tensor in zip(plan.program.inputs, tensors, strict=True):
+        arrays[f"a{number}"] = _flat(tensor)
+    dtype = tensors[0].dtype
+    for number, node in enumerate(nodes):
+        if node.op == "degree":
+            arrays[f"a{number}"] = _flat(edges[node.relation].degrees(dtype))
+    stored: dict[int, torch.Tensor] = {}
+    for number in plan.arrays:
+        node = nodes[number]
+        rows = (edges[node.relation] if node.kind in "SE" else next(iter(edges.values()))).num_rows(node.kind)
+        stored[number] = torch.empty(rows, *widths.of(node.shape), dtype=dtype)
+        arrays[f"o{number}"] = _flat(stored[number])
+    with _lock:
+        if plan not in _kernels:
+            _kernels[plan] = [NumbaKernel(plan, kernel) for kernel in plan.kernels]
+        kernels = _kernels[plan]
+    for kernel in kernels:
+        stored.update(_run_kernel(kernel, nodes, arrays, edges, widths, dtype))
+    return [stored[number] for number in plan.program.outputs]
+
+
+def _flat(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().reshape(-1).numpy()
+
+
+def _run_kernel(
+    kernel: NumbaKernel,
+    nodes: Sequence[Any],
+    arrays: dict[str, np.ndarray],
+    edges: Mapping[str, Edges],
+    widths: Widths,
+    dtype: torch.dtype,
+) -> dict[int, torch.Tensor]:
+    side = kernel.kernel.side
+    home = edges[kernel.kernel.relation] if side == "S" else next(iter(edges.values()))
+    num_rows = home.num_rows(side)
+    rows_per_block = _ROWS_WITH_SUMS if kernel.has_sums else _ROWS
+    num_blocks = -(-num_rows // rows_per_block)
+    graph_arrays: list[np.ndarray] = []
+    index_dtypes = []
+    for relation in kernel.relations:
+        these = edges[relation]
+        wanted = (these.indptr, these.indices) if side == "D" else (these.t_indptr, these.t_indices, these.t_positions)
+        graph_arrays += [tensor.numpy() for tensor in wanted]
+        index_dtypes.append(str(graph_arrays[-1 if side == "D" else -2].dtype))
+    sums: dict[int, np.ndarray] = {}
+    for name in kernel.parameters:
+        if name.startswith("s"):
+            number = int(name[1:])
+            sums[number] = np.zeros((num_blocks, widths.size(nodes[number].shape)), _numpy_name(dtype))
+            arrays[name] = sums[number].reshape(-1)
+    arguments = [rows_per_block, num_rows, widths.num_heads, *widths.features]
+    arguments += [*graph_arrays, *(arrays[name] for name in kernel.parameters)]
+    text = kernel.module_text(_numpy_name(dtype), " ".join(index_dtypes))
+    function = _compiled_function(text, arguments)
+    weights = None
+    if kernel.relations and num_blocks:
+        pointers = graph_arrays[0]
+        weights = pointers[np.minimum(np.arange(num_blocks + 1) * rows_per_block, num_rows)]
+    run_ranges(function, num_blocks, weights, *arguments, unit=widths.num_heads * max(widths.features, default=1))
+    return {
+        number: torch.from_numpy(partial.sum(0)).view(1, *widths.of(nodes[number].shape))
+        for number, partial in sums.items()
+    }
+
+
+def _numpy_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _compiled_function(text: str, arguments: list[Any]) -> Any:
+    """Return the kernel of a module, compiled: by this process, or by another one whose machine code is on disk."""
+    function, path = load_function(text, "kernel")
+    if text not in _ready:
+        with compile_lock(path):
+            function(0, 0, *arguments)
+        _ready.add(text)
+    return function
