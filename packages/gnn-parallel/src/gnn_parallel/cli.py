@@ -1,0 +1,273 @@
+"""The command line: ``gnn-parallel partition | plan | explain | train | verify | bench``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from core_kernels import PartitionBook, launch, partition_graph
+from core_kernels.comm import Group
+from core_kernels.console import CheckFailedError, CommandLine, format_bytes, format_seconds, say, table
+from core_kernels.datasets import GraphData
+from gnn_parallel._version import __version__
+from gnn_parallel.bench import bench_on_rank
+from gnn_parallel.clock import TERMS
+from gnn_parallel.errors import GnnParallelError, input_error
+from gnn_parallel.models import MODELS
+from gnn_parallel.plan import Plan
+from gnn_parallel.planner import parse_fanouts
+from gnn_parallel.plots import plot_training
+from gnn_parallel.strategies import STRATEGIES
+from gnn_parallel.training import TrainJob, load_dataset, make_plan, train_on_rank
+from gnn_parallel.verify import TOLERANCES, Difference, verify_strategies
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0 success, 1 a check failed, 2 wrong input.
+
+    Args:
+        argv: Arguments; those of the process when left out.
+    """
+    cli = CommandLine(
+        "gnn-parallel",
+        "Picks and runs the fastest of four ways to parallelise sampled GNN training.",
+        __version__,
+        (GnnParallelError, launch.RankFailedError),
+    )
+    partition = cli.command(
+        "partition", _partition, "split a graph over ranks", "gnn-parallel partition --ranks 4 --out parts"
+    )
+    _add_data(partition)
+    partition.add_argument("--out", required=True, metavar="DIR", help="folder to write the partition to")
+
+    plan = cli.command("plan", _plan, "choose a strategy and say why", "gnn-parallel plan --ranks 2 --out plan.json")
+    _add_data(plan)
+    _add_model(plan)
+    plan.add_argument("--out", metavar="FILE", help="file to save the plan to")
+
+    explain = cli.command("explain", _explain, "explain a saved plan", "gnn-parallel explain plan.json")
+    explain.add_argument("plan", metavar="FILE", help="a plan saved by gnn-parallel plan --out")
+
+    train = cli.command(
+        "train",
+        _train,
+        "plan and train",
+        """gnn-parallel train --dataset movielens --ranks 2 --model sage --hidden 64 --fanouts 10,10 --epochs 5
+        torchrun --nproc-per-node 2 -m gnn_parallel.cli train --dataset movielens""",
+    )
+    _add_data(train)
+    _add_model(train)
+    train.add_argument("--epochs", type=int, default=5, help="passes over the training nodes")
+    train.add_argument("--learning-rate", type=float, default=0.003, help="of Adam")
+    train.add_argument("--timeout", type=float, default=60.0, help="longest wait for another rank, seconds")
+    train.add_argument("--plot", metavar="FILE.png", help="plot loss, accuracy and time by term")
+
+    verify = cli.command(
+        "verify",
+        _verify,
+        "compare every strategy with one process",
+        "gnn-parallel verify --dataset movielens --ranks 3",
+    )
+    _add_data(verify)
+    _add_model(verify)
+    verify.add_argument("--steps", type=int, default=2, help="training steps to compare")
+
+    bench = cli.command("bench", _bench, "time every strategy", "gnn-parallel bench --dataset movielens --ranks 2")
+    _add_data(bench)
+    _add_model(bench)
+    bench.add_argument("--steps", type=int, default=10, help="steps per strategy and round")
+    bench.add_argument("--rounds", type=int, default=3, help="rounds, strategies interleaved")
+    return cli.run(argv)
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dataset", default="movielens", help="movielens, sbm or a folder of .npy files")
+    parser.add_argument("--ranks", type=int, default=2, help="number of local ranks")
+    parser.add_argument("--method", default="metis", choices=("metis", "random"), help="how nodes are split")
+    parser.add_argument("--seed", type=int, default=0, help="seed of partition, weights, batches and sampling")
+    parser.add_argument("--partition", metavar="DIR", help="a partition saved by gnn-parallel partition")
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="sage", help=f"one of {', '.join(MODELS)}")
+    parser.add_argument("--hidden", type=int, default=64, help="columns between layers")
+    parser.add_argument("--heads", type=int, default=4, help="heads of attention layers")
+    parser.add_argument("--dropout", type=float, default=0.5, help="share of activations dropped between layers")
+    parser.add_argument(
+        "--fanouts", default="10,10", help="neighbours per layer, the hop at the seeds first; -1 for all"
+    )
+    parser.add_argument("--batch-size", type=int, default=512, help="seeds per step, over all ranks")
+    parser.add_argument("--strategy", default="auto", help=f"auto or one of {', '.join(STRATEGIES)}")
+    parser.add_argument("--placement", default="replicated", help="replicated or sharded features")
+    parser.add_argument("--cache", default="0", help="copies of other ranks' rows when sharded: rows, 10%% or 4GB")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "float64"), help="of features and weights")
+    parser.add_argument("--interconnect", default="", metavar="FILE", help="written by core-kernels calibrate")
+
+
+def _job(args: argparse.Namespace) -> TrainJob:
+    if args.strategy != "auto" and args.strategy not in STRATEGIES:
+        raise input_error("strategy", args.strategy, f"auto or one of {', '.join(STRATEGIES)}", "correct the spelling")
+    return TrainJob(
+        dataset=args.dataset,
+        model=args.model,
+        hidden=args.hidden,
+        fanouts=parse_fanouts(args.fanouts),
+        batch_size=args.batch_size,
+        epochs=getattr(args, "epochs", 1),
+        strategy=args.strategy,
+        learning_rate=getattr(args, "learning_rate", 0.003),
+        dropout=args.dropout,
+        heads=args.heads,
+        seed=args.seed,
+        placement=args.placement,
+        cache=args.cache,
+        dtype=args.dtype,
+        interconnect=args.interconnect,
+        is_shown=args.json != "-",
+    )
+
+
+def _read_partition(args: argparse.Namespace, data: GraphData, ranks: int) -> PartitionBook:
+    if not 1 <= ranks <= data.graph.num_nodes:
+        raise input_error("ranks", ranks, f"1 to {data.graph.num_nodes}, the number of nodes", "pass --ranks 2")
+    if args.partition:
+        return PartitionBook.load(args.partition)
+    return partition_graph(data.graph, ranks, args.method, seed=args.seed, balance=data.train_mask)
+
+
+def _on_ranks(args: argparse.Namespace, function: Callable[..., Any], *arguments: Any, **options: Any) -> list[Any]:
+    """Run on local ranks, or as the rank that torchrun made of this process."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return [function(launch.current_group(), *arguments)]
+    return launch.run_ranks(function, args.ranks, *arguments, **options)
+
+
+def _num_ranks(args: argparse.Namespace) -> int:
+    return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else args.ranks
+
+
+def _partition(args: argparse.Namespace) -> dict[str, Any]:
+    data = load_dataset(args.dataset)
+    book = _read_partition(args, data, args.ranks)
+    book.save(args.out)
+    share = book.cut / max(1, data.graph.num_edges)
+    sizes = book.sizes.tolist()
+    table(f"{book.method} partition of {data.name}", ("part", "nodes"), list(enumerate(sizes)))
+    say(f"{share:.1%} of {data.graph.num_edges} edges are cut; saved to {args.out}")
+    return {"method": book.method, "num_parts": book.num_parts, "cut": book.cut, "cut_share": share, "sizes": sizes}
+
+
+def _plan(args: argparse.Namespace) -> dict[str, Any]:
+    job, data = _job(args), load_dataset(args.dataset, args.dtype)
+    partition = _read_partition(args, data, args.ranks)
+    plan = Plan.from_json(launch.run_ranks(_plan_on_rank, args.ranks, job, partition)[0])
+    say(plan.explain())
+    if args.out:
+        plan.save(args.out)
+        say(f"saved to {args.out}")
+    return plan.to_dict()
+
+
+def _plan_on_rank(group: Group, job: TrainJob, partition: PartitionBook) -> str:
+    return make_plan(job, load_dataset(job.dataset, job.dtype), partition, group).to_json()
+
+
+def _explain(args: argparse.Namespace) -> dict[str, Any]:
+    plan = Plan.load(args.plan)
+    say(plan.explain())
+    return plan.to_dict()
+
+
+def _train(args: argparse.Namespace) -> dict[str, Any]:
+    job, data = _job(args), load_dataset(args.dataset, args.dtype)
+    job.make_model(data)  # complains here rather than on every rank
+    if args.epochs < 1:
+        raise input_error("epochs", args.epochs, "at least 1", "pass --epochs 5")
+    partition = _read_partition(args, data, _num_ranks(args))
+    report = _on_ranks(args, train_on_rank, job, partition, timeout_seconds=args.timeout)[0]
+    rows = [
+        (term, format_seconds(report["predicted"][term]), format_seconds(report["measured"][term])) for term in TERMS
+    ]
+    totals = [sum(report[kind].values()) for kind in ("predicted", "measured")]
+    table("seconds per epoch", ("term", "predicted", "measured"), [*rows, ("total", *map(format_seconds, totals))])
+    say(
+        f"{report['strategy']} on {report['world_size']} ranks: test accuracy {report['test_accuracy']:.1%}, "
+        f"epoch {format_seconds(totals[1])} measured, {format_seconds(totals[0])} predicted"
+    )
+    if args.plot:
+        plot_training(report, Path(args.plot))
+    return report
+
+
+def _verify(args: argparse.Namespace) -> dict[str, Any]:
+    job, data = replace(_job(args), dropout=args.dropout), load_dataset(args.dataset, args.dtype)
+    job.make_model(data)
+    partition = _read_partition(args, data, _num_ranks(args))
+    found = _on_ranks(args, _verify_on_rank, job, partition, args.steps)[0]
+    tolerance = TOLERANCES[data.features.dtype]
+    rows, result = [], {}
+    for strategy, difference in found.items():
+        if isinstance(difference, str):
+            rows.append((strategy, "cannot run", difference, ""))
+            result[strategy] = {"reason": difference}
+            continue
+        verdict = "ok" if difference.largest <= tolerance else "DIFFERS"
+        rows.append((strategy, f"{difference.loss:.1e}", f"{difference.gradients:.1e}", verdict))
+        result[strategy] = {
+            "loss": difference.loss,
+            "gradients": difference.gradients,
+            "worst": difference.worst_gradient,
+        }
+    table(f"largest relative difference to one process, {args.dtype}", ("strategy", "loss", "gradients", ""), rows)
+    document = {"strategies": result, "tolerance": tolerance, "world_size": _num_ranks(args), "dtype": args.dtype}
+    wrong = [name for name, d in found.items() if not isinstance(d, str) and not d.largest <= tolerance]
+    if wrong:
+        raise CheckFailedError(f"{', '.join(wrong)} differ by more than {tolerance:g}", document)
+    return document
+
+
+def _verify_on_rank(
+    group: Group, job: TrainJob, partition: PartitionBook, num_steps: int
+) -> dict[str, Difference | str]:
+    data = load_dataset(job.dataset, job.dtype)
+    return verify_strategies(
+        group,
+        data.graph,
+        lambda: job.make_model(data),
+        data.features,
+        data.labels,
+        partition,
+        data.train_mask.nonzero().view(-1),
+        job.fanouts,
+        job.batch_size,
+        num_steps,
+        job.seed,
+    )
+
+
+def _bench(args: argparse.Namespace) -> dict[str, Any]:
+    job, data = _job(args), load_dataset(args.dataset, args.dtype)
+    partition = _read_partition(args, data, _num_ranks(args))
+    result = _on_ranks(args, bench_on_rank, job, partition, args.steps, args.rounds)[0]
+    rows = [
+        (
+            name,
+            format_seconds(cell["predicted_step_seconds"]),
+            format_seconds(cell["measured_step_seconds"]),
+            format_bytes(cell["step_bytes"]),
+        )
+        for name, cell in result["strategies"].items()
+    ]
+    table(f"{job.model} on {job.dataset}, {args.ranks} ranks", ("strategy", "predicted", "measured", "bytes"), rows)
+    say(f"chosen {result['chosen']}, fastest {result['fastest']}, regret {result['regret']:.2f}")
+    return result
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,161 @@
+"""Measures how fast this machine does what a step consists of, on the workload's own batches.
+
+Every rate is a time divided by the counted work behind it. All ranks of a group measure at the same time, so that ranks
+that share cores or memory bandwidth see each other's load, as they will in training.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from core_kernels import ops
+from core_kernels.comm import Group
+from gnn_parallel.adapters import find_input_layer, split_layer
+from gnn_parallel.cost_model import Rates
+from gnn_parallel.data import TrainingData
+from gnn_parallel.dropout import sampling_step
+from gnn_parallel.engine import InputBlock, answering
+from gnn_parallel.layers import SplitLayer, View
+from gnn_parallel.loader import BatchSchedule, share_seeds
+from gnn_parallel.strategies.base import sample_in_edges
+from gnn_parallel.strategies.snp import split_by_source_owner
+
+__all__ = ["measure_rates"]
+
+
+def measure_rates(
+    data: TrainingData,
+    model: nn.Module,
+    fanouts: tuple[int, ...],
+    batch_size: int,
+    seed: int,
+    group: Group | None = None,
+    repeats: int = 3,
+) -> Rates:
+    """Measure on this rank's share of the first batch.
+
+    Args:
+        data: Graph, features and partition.
+        model: The model; left as it is.
+        fanouts: Neighbours per layer, the hop at the seeds first.
+        batch_size: Seeds per step over all ranks.
+        seed: Seed of the sampler.
+        group: The ranks; one rank measures alone when left out.
+        repeats: Repetitions, of which the median counts.
+
+    Returns:
+        The rates, the average over ranks.
+
+    Collective: all ranks of ``group``.
+    """
+    group = group or Group.single()
+    model = copy.deepcopy(model)
+    _, module = find_input_layer(model)
+    layer = split_layer(module, data.graph)
+    batch = BatchSchedule(data.train_ids, batch_size, seed).batches(0)[0]
+    shares = share_seeds(batch, data.owner, data.partition.num_parts)
+    seeds = max(shares, key=len) if group.size == 1 else shares[group.rank]
+    if not len(seeds):
+        seeds = batch[:1]
+    bench = _Bench(data, model, module, layer, fanouts, seed, seeds, repeats, group)
+    rates = torch.tensor(bench.measure(), dtype=torch.float64)
+    return Rates(*(group.all_reduce(rates, tag="planning") / group.size).tolist())
+
+
+class _Bench:
+    """The parts of one step, each to be timed by itself."""
+
+    def __init__(
+        self,
+        data: TrainingData,
+        model: nn.Module,
+        module: nn.Module,
+        layer: SplitLayer,
+        fanouts: tuple[int, ...],
+        seed: int,
+        seeds: Tensor,
+        repeats: int,
+        group: Group,
+    ):
+        self.data, self.model, self.module, self.layer = data, model, module, layer
+        self.fanouts, self.seed, self.seeds, self.repeats, self.group = fanouts, seed, seeds, repeats, group
+        self.optimizer = torch.optim.Adam(model.parameters())
+
+    def measure(self) -> list[float]:
+        """Return the fields of :class:`Rates`, in order."""
+        sample_seconds, (blocks, destinations, indptr, sources) = self._time(self._sample)
+        num_edges = len(sources) + sum(block.num_edges for block in blocks)
+        element, width = self.data.features.element_size(), self.layer.input_width
+        graph = View(self.data.features, indptr, sources).graph()
+        read_seconds, aggregated = self._time(lambda: ops.spmm(graph, self.data.features))
+        project_seconds, rows = self._time(lambda: self._project(aggregated))
+        row_seconds, _ = self._time(
+            lambda: ops.scatter_add(ops.gather(rows, _reversed(rows)), _reversed(rows), len(rows))
+        )
+        owner, parts = self.data.owner[sources.long()], self.data.partition.num_parts
+        split_seconds, _ = self._time(lambda: split_by_source_owner(indptr, sources, owner, parts))
+        step_seconds, _ = self._time(lambda: self._step(blocks, destinations, indptr, sources))
+        projected = getattr(self.layer, "projected_width", self.layer.output_width)
+        row_bytes = max(1, rows.numel() * element)
+        upper = max(0.0, step_seconds - read_seconds - project_seconds)
+        return [
+            sample_seconds / max(1, num_edges),
+            read_seconds / max(1, len(sources) * width * element),
+            project_seconds / max(1, 4 * len(aggregated) * width * projected),
+            row_seconds / (2 * row_bytes),
+            split_seconds / max(1, len(sources)),
+            upper,
+        ]
+
+    def _time(self, part: Callable[[], object]) -> tuple[float, object]:
+        """Run once to warm up and ``repeats`` times on the clock; returns the median and the last result."""
+        result = part()
+        self.group.barrier()
+        seconds = []
+        for _ in range(self.repeats):
+            start = time.perf_counter()
+            result = part()
+            seconds.append(time.perf_counter() - start)
+        return statistics.median(seconds), result
+
+    def _sample(self) -> tuple[list, Tensor, Tensor, Tensor]:
+        graph, depth = self.data.graph, len(self.fanouts) - 1
+        blocks = ops.sample_blocks(graph, self.seeds, list(self.fanouts[:-1]), seed=self.seed) if depth else []
+        destinations = blocks[0].src_ids if blocks else self.seeds
+        edges = sample_in_edges(graph, destinations, self.fanouts[-1], self.seed, 0, depth, self.layer)
+        return (blocks, destinations, *edges)
+
+    def _project(self, aggregated: Tensor) -> Tensor:
+        width = getattr(self.layer, "projected_width", self.layer.output_width)
+        weight = torch.zeros(width, self.layer.input_width, dtype=aggregated.dtype, requires_grad=True)
+        rows = torch.nn.functional.linear(aggregated, weight)
+        rows.backward(torch.ones_like(rows))
+        return rows.detach()
+
+    def _step(self, blocks: list, destinations: Tensor, indptr: Tensor, sources: Tensor) -> None:
+        self.optimizer.zero_grad()
+        scale = self.layer.destination_scale
+        weight = self.layer.source_scale
+        view = View(
+            self.data.features,
+            indptr,
+            sources,
+            None if weight is None else weight[sources],
+            destinations,
+            None if scale is None else scale[destinations],
+        )
+        rows = self.layer.whole(view)
+        with answering(self.module, rows), sampling_step(self.seed, 0):
+            output = self.model([InputBlock(destinations), *blocks], None)
+        torch.nn.functional.cross_entropy(output, output.argmax(1)).backward()
+        self.optimizer.step()
+
+
+def _reversed(rows: Tensor) -> Tensor:
+    return torch.arange(len(rows) - 1, -1, -1)

@@ -1,0 +1,90 @@
+"""Losses and every gradient agree with one process, for all layers, strategies, numbers of ranks and partitions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from core_kernels import partition_graph
+from gnn_parallel.models import make_model
+from gnn_parallel.strategies import STRATEGIES
+from gnn_parallel.verify import compare, run_reference, run_strategy
+
+pytestmark = pytest.mark.distributed
+
+ONE_WAY_LAYERS = ("sage", "gin", "gat", "gatv2")
+_subgroups: dict[int, object] = {}
+
+
+def first_ranks(group, world_size):
+    """Return the group of the first ranks, ``None`` on the others."""
+    if group.rank >= world_size:
+        return None
+    if world_size not in _subgroups:
+        _subgroups[world_size] = group.subgroup(range(world_size)) if world_size < group.size else group
+    return _subgroups[world_size]
+
+
+def partition(graph, num_parts, kind):
+    """Split by METIS, at random, or so that the last rank owns nothing."""
+    if kind != "empty":
+        return partition_graph(graph, num_parts, kind, seed=1)
+    return partition_graph(graph, num_parts, "given", torch.arange(graph.num_nodes) % max(1, num_parts - 1))
+
+
+def build(problem, layer, **options):
+    width = problem.features.shape[1]
+    options = {"heads": 2, "dropout": 0.3, "seed": 5, "dtype": problem.features.dtype} | options
+    return make_model(layer, width, 6, 3, len(problem.fanouts), **options)
+
+
+def compare_grid(whole_group, problem, world_size, layers, partitions, options):
+    """Return the largest difference of every cell; rank 0 holds the reference."""
+    group = first_ranks(whole_group, world_size)
+    if group is None:
+        return {}
+    arguments = (problem.features, problem.labels)
+    differences = {}
+    for layer in layers:
+        shape = (problem.seeds, problem.fanouts, problem.batch_size, 2)
+        expected = run_reference(problem.graph, build(problem, layer), *arguments, *shape)
+        for kind in partitions:
+            book = partition(problem.graph, world_size, kind)
+            for strategy in STRATEGIES:
+                found, _ = run_strategy(
+                    group, strategy, problem.graph, build(problem, layer), *arguments, book, *shape, **options
+                )
+                difference = compare(found, expected)
+                differences[layer, kind, strategy] = (difference.largest, difference.worst_gradient)
+    return differences
+
+
+def assert_all_below(results, tolerance):
+    assert results[0]
+    wrong = {cell: found for cell, found in results[0].items() if not found[0] <= tolerance}
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_grid_agrees_with_one_process_in_float64(four_ranks, problem, world_size):
+    results = four_ranks.run(compare_grid, problem, world_size, ONE_WAY_LAYERS, ("metis", "random", "empty"), {})
+    assert_all_below(results, 1e-10)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_gcn_grid_agrees_with_one_process_in_float64(four_ranks, two_way_problem, world_size):
+    results = four_ranks.run(compare_grid, two_way_problem, world_size, ("gcn",), ("metis", "random", "empty"), {})
+    assert_all_below(results, 1e-10)
+
+
+@pytest.mark.parametrize("world_size", [3, 4])
+def test_grid_agrees_when_features_are_sharded_and_cached(four_ranks, two_way_problem, world_size):
+    options = {"placement": "sharded", "cache": "10%"}
+    layers = (*ONE_WAY_LAYERS, "gcn")
+    results = four_ranks.run(compare_grid, two_way_problem, world_size, layers, ("metis", "empty"), options)
+    assert_all_below(results, 1e-10)
+
+
+def test_grid_agrees_with_one_process_in_float32(four_ranks, problem32):
+    results = four_ranks.run(compare_grid, problem32, 4, (*ONE_WAY_LAYERS, "gcn"), ("metis",), {})
+    assert_all_below(results, 1e-5)
