@@ -1,0 +1,1 @@
+"""Planners: each turns chunks of rows into the messages of a plan."""
