@@ -272,13 +272,14 @@ def _run_metis(graph: Graph, num_parts: int, seed: int, balance: Tensor | None) 
 def _make_book(
     graph: Graph, num_parts: int, method: str, part_of_node: Tensor, balance: Tensor | None
 ) -> PartitionBook:
-    nodes = torch.arange(graph.num_nodes, device=graph.device)
-    offsets, perm, order = sort_by_key(part_of_node, nodes, num_parts, graph.num_nodes, torch.int64)
+    offsets, _, perm = sort_by_key(part_of_node, part_of_node, num_parts, num_parts)
+    if perm is None:  # the nodes are in the order of their parts
+        perm = torch.arange(graph.num_nodes, device=graph.device)
     load = offsets.diff() if balance is None else torch.bincount(part_of_node[balance], minlength=num_parts)
     average = float(load.sum()) / num_parts
     return PartitionBook(
         offsets,
-        perm if order is None else order,
+        perm,
         method,
         _count_cut(graph, part_of_node),
         float(load.max()) / average if average else 1.0,

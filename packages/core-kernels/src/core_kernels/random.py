@@ -129,35 +129,35 @@ def uniform(bits: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def permutation(num_rows: int, seed: int, step: int = 0, layer: int = 0, device: torch.device | None = None) -> Tensor:
-    """Return a random order of ``range(num_rows)``: the rows sorted by their random bits.
+    """Return a random order of ``range(num_rows)``, by the shuffle of Fisher and Yates.
+
+    Counting ``i`` down from ``num_rows - 1`` to 1, places ``i`` and ``bounded(bits of row i and draw 0, i + 1)`` change
+    their contents.
 
     Args:
-        num_rows: Length of the permutation.
+        num_rows: Length of the permutation, at most 2**31.
         seed: Seed.
         step: Step, for example the epoch.
         layer: Purpose, to keep streams apart.
-        device: Where to compute.
+        device: Where the result shall lie; the CPU computes it.
 
     Returns:
         int64 tensor [num_rows].
 
     Raises:
-        ArgumentError: ``num_rows`` is negative.
+        ArgumentError: ``num_rows`` is out of range.
 
     >>> sorted(permutation(5, seed=3).tolist())
     [0, 1, 2, 3, 4]
     """
-    if num_rows < 0:
-        raise argument_error("num_rows", num_rows, "at least 0", "pass the number of rows to order")
-    if device is None or torch.device(device).type == "cpu":
-        from core_kernels.kernels.numba.random import fill_first_bits
+    if not 0 <= num_rows <= _MAX_BOUND:
+        raise argument_error("num_rows", num_rows, f"0 to {_MAX_BOUND}", "pass the number of rows to order")
+    from core_kernels.kernels.numba.random import shuffle
 
-        bits = torch.empty(num_rows, dtype=torch.int64)
-        keys = (("seed", seed), ("step", step), ("layer", layer))
-        fill_first_bits(*(_as_int64(name, key) for name, key in keys), bits.numpy())
-    else:
-        bits = random_bits(seed, step, layer, torch.arange(num_rows, device=device), 0)
-    return torch.sort(bits, stable=True).indices
+    order = torch.arange(num_rows)
+    keys = (("seed", seed), ("step", step), ("layer", layer))
+    shuffle(*(_as_int64(name, key) for name, key in keys), order.numpy())
+    return order.to(device)
 
 
 def _shift(bits: Tensor, by: int) -> Tensor:

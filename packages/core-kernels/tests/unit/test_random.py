@@ -82,12 +82,22 @@ def test_bounds_reach_both_ends_of_the_largest_range():
     assert float(random.uniform(all_ones, torch.float32)) < 1
 
 
+def test_permutations_are_even():
+    orders = torch.stack([random.permutation(4, seed) for seed in range(4800)])
+    counts = torch.unique(orders, dim=0, return_counts=True)[1]
+    assert counts.shape[0] == 24
+    assert 140 < int(counts.min()) <= int(counts.max()) < 260
+
+
 def test_permutation_orders_every_row():
     assert sorted(random.permutation(1000, seed=1).tolist()) == list(range(1000))
     assert random.permutation(1000, seed=1).tolist() != random.permutation(1000, seed=2).tolist()
     assert random.permutation(0, seed=1).numel() == 0
-    bits = random.random_bits(-7, 2, 3, torch.arange(1000), 0)
-    assert torch.equal(random.permutation(1000, -7, 2, 3), bits.argsort())
+    order = list(range(50))
+    for last in range(49, 0, -1):
+        chosen = int(random.bounded(random.random_bits(-7, 2, 3, last, 0), last + 1))
+        order[last], order[chosen] = order[chosen], order[last]
+    assert random.permutation(50, -7, 2, 3).tolist() == order
 
 
 @pytest.mark.parametrize(

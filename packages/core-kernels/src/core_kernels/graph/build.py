@@ -147,8 +147,7 @@ def sort_by_key(
     kernels.count_buckets(keys_, row_bits, starts)
     out, ids = empty(num_edges, dtype), empty(num_edges, torch.int64)
     kernels.scatter_edges(keys_, values_, row_bits, starts, low_keys, out.numpy(), ids.numpy())
-    no_ids = np.empty(0, np.int64)
-    kernels.sort_buckets(low_keys, row_bits, starts, indptr.numpy(), out.numpy(), ids.numpy(), no_ids)
+    kernels.sort_buckets(low_keys, row_bits, starts, indptr.numpy(), out.numpy(), ids.numpy())
     return indptr, out, ids
 
 

@@ -58,7 +58,7 @@ class Graph:
         edge_ids: Tensor | None = None,
         validate: bool = True,
     ):
-        self.indptr, self.indices, self.edge_ids = indptr, indices, edge_ids
+        self.indptr, self.indices, self._edge_ids = indptr, indices, edge_ids
         self.num_dst = indptr.shape[0] - 1
         self.num_src = self.num_dst if num_src is None else int(num_src)
         self.num_edges = indices.shape[0]
@@ -127,6 +127,13 @@ class Graph:
         return cls.from_edge_index(dgl_graph.edges(order="eid"), num_nodes)
 
     @property
+    def edge_ids(self) -> Tensor | None:
+        """Edge id of each position, int64 [num_edges]; ``None`` when ids are positions."""
+        if callable(self._edge_ids):
+            self._edge_ids = self._edge_ids()
+        return self._edge_ids
+
+    @property
     def num_nodes(self) -> int:
         """Number of nodes of a square graph."""
         if self.num_src != self.num_dst:
@@ -193,9 +200,13 @@ class Graph:
         """
 
         def compute() -> Graph:
-            parts = transform.transpose(self.indptr, self.indices, self.num_src, self.edge_ids)
-            indptr, indices, self._cache["transpose_positions"], edge_ids = parts
-            return Graph(indptr, indices, self.num_dst, edge_ids, validate=False)
+            indptr, indices, positions = transform.transpose(self.indptr, self.indices, self.num_src)
+            self._cache["transpose_positions"] = positions
+            reverse = Graph(indptr, indices, self.num_dst, validate=False)
+            edge_ids = self.edge_ids
+            # Backward passes work in positions, so the ids of the reversed edges are looked up only when asked for.
+            reverse._edge_ids = positions if edge_ids is None else lambda: edge_ids[positions]
+            return reverse
 
         return self._once("transpose", compute)
 

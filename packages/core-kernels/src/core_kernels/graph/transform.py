@@ -24,10 +24,8 @@ from core_kernels.graph.build import (
 __all__ = ["check_ids", "check_permutation", "first_seen_order", "permute_rows", "symmetrize", "take_rows", "transpose"]
 
 
-def transpose(
-    indptr: Tensor, indices: Tensor, num_src: int, edge_ids: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the reversed graph: row pointers, indices, positions in the given graph, and edge ids."""
+def transpose(indptr: Tensor, indices: Tensor, num_src: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return row pointers, indices and, for each position of the reversed graph, its position in the given one."""
     num_edges = indices.shape[0]
     dtype = torch.int64 if indices.dtype == torch.int64 else index_dtype(indptr.shape[0] - 1)
     if not runs_numba(indptr):
@@ -35,33 +33,27 @@ def transpose(
         out_indptr, out_indices, positions = sort_by_key(indices, rows, num_src, indptr.shape[0] - 1, dtype)
         if positions is None:
             positions = torch.arange(num_edges, device=indices.device)
-        return out_indptr, out_indices, positions, positions if edge_ids is None else edge_ids[positions]
+        return out_indptr, out_indices, positions
 
     from core_kernels.kernels.numba import graph as kernels
 
-    # Edge ids travel along: looking them up afterwards would touch a random page per edge.
-    ids = np.empty(0, np.int64) if edge_ids is None else edge_ids.numpy()
-    out_ids = np.empty(ids.shape[0], np.int64)
-    out_indptr, out_indices, positions = (
-        empty(num_src + 1, torch.int64),
-        empty(num_edges, dtype),
-        empty(num_edges, torch.int64),
-    )
     row_bits = choose_row_bits(num_src)
     starts, low_keys = bucket_workspace(num_src, num_edges, row_bits)
+    out_indptr, out_indices = empty(num_src + 1, torch.int64), empty(num_edges, dtype)
+    positions = empty(num_edges, torch.int64)
+    columns = (out_indices.numpy(), positions.numpy())
     kernels.count_buckets(indices.numpy(), row_bits, starts)
-    columns = (out_indices.numpy(), positions.numpy(), out_ids)
-    kernels.scatter_reversed(indptr.numpy(), indices.numpy(), ids, row_bits, starts, low_keys, *columns)
+    kernels.scatter_reversed(indptr.numpy(), indices.numpy(), row_bits, starts, low_keys, *columns)
     kernels.sort_buckets(low_keys, row_bits, starts, out_indptr.numpy(), *columns)
-    return out_indptr, out_indices, positions, positions if edge_ids is None else torch.from_numpy(out_ids)
+    return out_indptr, out_indices, positions
 
 
 def symmetrize(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     """Return the union of a square graph and its reverse: sorted rows, each edge once."""
     num_nodes = indptr.shape[0] - 1
-    back_indptr, back_indices, *_ = transpose(indptr, indices, num_nodes)
+    back_indptr, back_indices, _ = transpose(indptr, indices, num_nodes)
     # Transposing sorts every row, so twice gives the graph itself with sorted rows.
-    indptr, indices, *_ = transpose(back_indptr, back_indices, num_nodes)
+    indptr, indices, _ = transpose(back_indptr, back_indices, num_nodes)
     if not runs_numba(indptr):
         keys = torch.cat(
             [

@@ -71,11 +71,10 @@ def scatter_edges(keys, values, row_bits, starts, low_keys, out_values, out_ids)
 
 
 @njit(cache=True, nogil=True)
-def scatter_reversed(indptr, indices, edge_ids, row_bits, starts, low_keys, out_values, out_positions, out_edge_ids):
-    """Do as ``scatter_edges`` with sources as keys and rows as values; edge ids travel along unless there are none."""
+def scatter_reversed(indptr, indices, row_bits, starts, low_keys, out_values, out_positions):
+    """Do as ``scatter_edges`` with sources as keys and rows as values."""
     cursor = starts.copy()
     mask = (1 << row_bits) - 1
-    has_edge_ids = edge_ids.shape[0] > 0
     for row in range(indptr.shape[0] - 1):
         for position in range(indptr[row], indptr[row + 1]):
             key = indices[position]
@@ -85,22 +84,18 @@ def scatter_reversed(indptr, indices, edge_ids, row_bits, starts, low_keys, out_
             low_keys[place] = key & mask
             out_values[place] = row
             out_positions[place] = position
-            if has_edge_ids:
-                out_edge_ids[place] = edge_ids[position]
 
 
 @njit(cache=True, nogil=True)
-def sort_buckets(low_keys, row_bits, starts, indptr, values, ids, more_ids):
+def sort_buckets(low_keys, row_bits, starts, indptr, values, ids):
     """Order values and ids by key inside each coarse bucket, in place and stably, and fill ``indptr``."""
     num_rows = indptr.shape[0] - 1
     num_buckets = starts.shape[0] - 1
     largest = 0
     for bucket in range(num_buckets):
         largest = max(largest, starts[bucket + 1] - starts[bucket])
-    has_more = more_ids.shape[0] > 0
     kept_values = np.empty(largest, values.dtype)
     kept_ids = np.empty(largest, ids.dtype)
-    kept_more = np.empty(largest if has_more else 0, more_ids.dtype)
     cursor = np.empty(1 << row_bits, np.int64)
     indptr[0] = 0
     for bucket in range(num_buckets):
@@ -119,16 +114,12 @@ def sort_buckets(low_keys, row_bits, starts, indptr, values, ids, more_ids):
         size = stop - start
         kept_values[:size] = values[start:stop]
         kept_ids[:size] = ids[start:stop]
-        if has_more:
-            kept_more[:size] = more_ids[start:stop]
         for i in range(size):
             row = low_keys[start + i]
             place = cursor[row]
             cursor[row] = place + 1
             values[place] = kept_values[i]
             ids[place] = kept_ids[i]
-            if has_more:
-                more_ids[place] = kept_more[i]
 
 
 @njit(cache=True, nogil=True)

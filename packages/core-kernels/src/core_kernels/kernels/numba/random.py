@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, uint64
 
-__all__ = ["absorb", "bounded", "fill_first_bits", "hash_u64", "mix64", "row_key", "stream_key", "uniform"]
+__all__ = ["absorb", "bounded", "hash_u64", "mix64", "row_key", "shuffle", "stream_key", "uniform"]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -64,8 +64,9 @@ def uniform(bits):
 
 
 @njit(cache=True, nogil=True)
-def fill_first_bits(seed, step, layer, out):
-    """Write the bits of draw 0 of the rows 0, 1, 2, ... into ``out``, int64."""
+def shuffle(seed, step, layer, values):
+    """Shuffle ``values`` in place: from the last place down, exchange with a random place not behind it."""
     stream = stream_key(seed, step, layer)
-    for row in range(out.shape[0]):
-        out[row] = np.int64(absorb(row_key(stream, row), 0))
+    for last in range(values.shape[0] - 1, 0, -1):
+        chosen = bounded(absorb(row_key(stream, last), 0), last + 1)
+        values[last], values[chosen] = values[chosen], values[last]
