@@ -58,7 +58,7 @@ class Handle:
         self._is_done, self._result = False, None
 
     def is_done(self) -> bool:
-        """Whether :meth:`wait` would return without waiting for the transport."""
+        """Whether :meth:`wait` is known to return at once; gloo knows that of a single message only after the wait."""
         return self._is_done or all(work.is_completed() for work in self._works)
 
     def wait(self) -> Any:

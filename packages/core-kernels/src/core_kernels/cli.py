@@ -1,0 +1,74 @@
+"""The ``core-kernels`` command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from core_kernels._version import __version__
+from core_kernels.console import CommandLine, format_bytes, format_seconds, progress, say, table
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    description = "Measure this machine, compile the CUDA kernels, and see what is installed."
+    cli = CommandLine("core-kernels", description, __version__)
+    _add_calibrate(cli)
+    return cli.run(argv)
+
+
+def _add_calibrate(cli: CommandLine) -> None:
+    parser = cli.command(
+        "calibrate",
+        _calibrate,
+        "measure collectives, copies, row gathers and kernel rates, and save them for planners",
+        """
+        core-kernels calibrate --ranks 2 --out interconnect.json
+        torchrun --nproc-per-node 8 -m core_kernels calibrate --out interconnect.json
+        """,
+    )
+    parser.add_argument("--ranks", type=int, default=2, help="local ranks to start; ignored under torchrun or Slurm")
+    parser.add_argument("--out", metavar="FILE", help="where to save the interconnect")
+    parser.add_argument("--shape", metavar="HxR", help="name of the group shape; read from the host names if left out")
+    parser.add_argument("--budget-seconds", type=float, default=12.0, metavar="S", help="about how long to measure")
+
+
+def _calibrate(args: argparse.Namespace) -> dict[str, Any] | None:
+    from core_kernels.interconnect import Interconnect
+    from core_kernels.launch import current_group, run_ranks
+
+    if "RANK" in os.environ or int(os.environ.get("SLURM_NTASKS", "1")) > 1:
+        group = current_group()
+        document = _measure(group, args.shape, args.budget_seconds)
+        if group.rank != 0:
+            return None
+    else:
+        with progress(f"measuring on {args.ranks} ranks", None):
+            document = run_ranks(_measure, args.ranks, args.shape, args.budget_seconds)[0]
+    interconnect = Interconnect.from_dict(document)
+    _show(interconnect)
+    if args.out:
+        interconnect.save(args.out)
+        say(f"saved {args.out} (fingerprint {interconnect.fingerprint})")
+    return {**document, "fingerprint": interconnect.fingerprint}
+
+
+def _measure(group: Any, shape: str | None, budget_seconds: float) -> dict[str, Any]:
+    from core_kernels.interconnect import Interconnect
+
+    return Interconnect.measure(group, shape, budget_seconds).to_dict()
+
+
+def _show(interconnect: Any) -> None:
+    rows = []
+    for shape, curves in interconnect.curves.items():
+        for name, curve in curves.items():
+            largest, slowest = curve.num_bytes[-1], curve.seconds[-1]
+            rate = f"{format_bytes(largest / slowest)}/s"
+            rows.append((name, shape, format_seconds(curve.seconds[0]), format_bytes(largest), rate))
+    table("Interconnect, measured", ["operation", "shape", "latency", "largest size", "rate there"], rows)
+    table("Kernel rates", ["rate", "per second"], [(name, f"{rate:.3g}") for name, rate in interconnect.rates.items()])
