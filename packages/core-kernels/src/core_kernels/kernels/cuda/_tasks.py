@@ -1,7 +1,7 @@
 """Row tasks and lane layout: how the rows of a CSR structure are spread over groups of lanes (see ``rows.cuh``).
 
-Rows are ordered by falling power-of-two bucket of their degree; rows above ``CHUNK_EDGES`` are cut into chunks. The plan
-of a row-pointer tensor is kept as long as that tensor lives, so a graph pays for it once.
+Rows are ordered by falling power-of-two bucket of their degree; rows above ``CHUNK_EDGES`` are cut into chunks. The
+plan of a row-pointer tensor is kept as long as that tensor lives, so a graph pays for it once.
 
 Callers may not assume a plan after writing into the row pointers in place: the tensor's version is compared, but an
 inference tensor has none and is planned anew each time.

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from core_kernels.testing.emulator.runner import (
     EmulatorError,
+    block_window,
     build,
     build_all,
     compiler_skip_reason,
+    run_library,
     run_source,
+    sanitizer_environment,
     shuffle_seed,
 )
 
-__all__ = ["EmulatorError", "build", "build_all", "compiler_skip_reason", "run_source", "shuffle_seed"]
+__all__ = [
+    "EmulatorError",
+    "block_window",
+    "build",
+    "build_all",
+    "compiler_skip_reason",
+    "run_library",
+    "run_source",
+    "sanitizer_environment",
+    "shuffle_seed",
+]

@@ -251,9 +251,10 @@ inline void run_block() {
         for (int thread = 0; thread < num_threads; ++thread) fibers[thread].started = false;
 }
 
-// Runs every block of the grid, in shuffled order, and returns 0, or 1 with `message` filled in.
-inline int run_grid(void (*body)(void**), void** arguments, const unsigned* grid, const unsigned* block, uint64_t seed,
-                    char* message, int message_bytes) {
+// Runs blocks [first, first + count) of the grid (as many as there are), in shuffled order, and returns 0, or 1 with
+// `message` filled in.
+inline int run_grid(void (*body)(void**), void** arguments, const unsigned* grid, const unsigned* block,
+                    const uint64_t* window, uint64_t seed, char* message, int message_bytes) {
     num_threads = int(block[0] * block[1] * block[2]);
     if (num_threads < 1 || num_threads > max_threads) {
         snprintf(message, message_bytes, "a block has %d threads, outside [1, %d]", num_threads, max_threads);
@@ -265,13 +266,14 @@ inline int run_grid(void (*body)(void**), void** arguments, const unsigned* grid
     kernel_arguments = arguments;
     failure[0] = 0;
     shuffle_state = seed;
-    const uint64_t num_blocks = uint64_t(grid[0]) * grid[1] * grid[2];
+    const uint64_t in_grid = uint64_t(grid[0]) * grid[1] * grid[2], first = window[0] < in_grid ? window[0] : in_grid;
+    const uint64_t num_blocks = window[1] < in_grid - first ? window[1] : in_grid - first;
     int* order = (int*)malloc(num_blocks * sizeof(int));
     for (uint64_t i = 0; i < num_blocks; ++i) order[i] = int(i);
     shuffle(order, int(num_blocks));
     for (uint64_t i = 0; i < num_blocks && !failure[0]; ++i) {
-        const unsigned number = unsigned(order[i]);
-        blockIdx = {number % grid[0], number / grid[0] % grid[1], number / (grid[0] * grid[1])};
+        const uint64_t number = first + uint64_t(order[i]);
+        blockIdx = {unsigned(number % grid[0]), unsigned(number / grid[0] % grid[1]), unsigned(number / grid[0] / grid[1])};
         run_block();
     }
     free(order);

@@ -44,14 +44,15 @@ struct Entry {
       emulator::Caller<decltype(__VA_ARGS__), &__VA_ARGS__>::num_arguments }
 
 inline int launch(const Entry* entries, int num_entries, const char* name, int num_arguments, void** arguments,
-                  const unsigned* grid, const unsigned* block, uint64_t seed, char* message, int message_bytes) {
+                  const unsigned* grid, const unsigned* block, const uint64_t* window, uint64_t seed, char* message,
+                  int message_bytes) {
     for (int i = 0; i < num_entries; ++i) {
         if (strcmp(entries[i].name, name)) continue;
         if (entries[i].num_arguments != num_arguments) {
             snprintf(message, message_bytes, "%s takes %d arguments, got %d", name, entries[i].num_arguments, num_arguments);
             return 1;
         }
-        return run_grid(entries[i].call, arguments, grid, block, seed, message, message_bytes);
+        return run_grid(entries[i].call, arguments, grid, block, window, seed, message, message_bytes);
     }
     snprintf(message, message_bytes, "no kernel named %s", name);
     return 1;

@@ -36,10 +36,12 @@ from core_kernels.kernels.cuda._source import SOURCE_DIR, digest, flatten, regis
 
 __all__ = [
     "EmulatorError",
+    "block_window",
     "build",
     "build_all",
     "compiler_skip_reason",
     "launch",
+    "run_library",
     "run_source",
     "sanitizer_environment",
     "shuffle_seed",
@@ -49,6 +51,10 @@ HEADER_DIR = Path(__file__).parent
 _BASE_FLAGS = ("-std=c++17", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-w")
 _SANITIZE_FLAGS = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 _seed: contextvars.ContextVar[int] = contextvars.ContextVar("core_kernels_emulator_seed", default=1)
+
+_window: contextvars.ContextVar[tuple[int, int]] = contextvars.ContextVar(
+    "core_kernels_block_window", default=(0, 1 << 63)
+)
 
 
 class EmulatorError(CoreKernelsError, RuntimeError):
@@ -67,6 +73,23 @@ def shuffle_seed(seed: int) -> Iterator[None]:
         yield
     finally:
         _seed.reset(token)
+
+
+@contextmanager
+def block_window(first: int, count: int) -> Iterator[None]:
+    """Run only some blocks of each launch inside the block: those numbered ``first`` to ``first + count - 1``.
+
+    For kernels at row numbers that no test could reach by running all blocks before them.
+
+    Args:
+        first: Number of the first block, x fastest.
+        count: Number of blocks.
+    """
+    token = _window.set((first, count))
+    try:
+        yield
+    finally:
+        _window.reset(token)
 
 
 def compiler_skip_reason() -> str | None:
@@ -139,9 +162,10 @@ static const emulator::Entry entries[] = {{
 {entries}
 }};
 extern "C" __attribute__((visibility("default")))
-int core_emulate(const char* name, int num_arguments, void** arguments, const unsigned* grid, const unsigned* block, unsigned long long seed, char* message, int message_bytes) {{
-    return emulator::launch(entries, {len(expressions)}, name, num_arguments, arguments, grid, block, seed, message,
-                            message_bytes);
+int core_emulate(const char* name, int num_arguments, void** arguments, const unsigned* grid, const unsigned* block,
+                 const uint64_t* window, unsigned long long seed, char* message, int message_bytes) {{
+    return emulator::launch(entries, {len(expressions)}, name, num_arguments, arguments, grid, block, window, seed,
+                            message, message_bytes);
 }}
 """
 
@@ -192,15 +216,21 @@ def _library_of(source: str) -> ctypes.CDLL:
 _locks: dict[int, threading.Lock] = {}
 
 
-def _call(library: ctypes.CDLL, name: str, grid: Sequence[int], block: Sequence[int], args: Sequence[object]) -> None:
-    """Call one kernel; a library runs one launch at a time because a block's state is global in it."""
+def run_library(
+    library: ctypes.CDLL, name: str, grid: Sequence[int], block: Sequence[int], args: Sequence[Tensor | float | None]
+) -> None:
+    """Run a kernel of a library that :func:`build` made; arguments as for :func:`run_source`.
+
+    A library runs one launch at a time, because a block's state is global in it.
+    """
     values = [_pack(arg) for arg in args]
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
     message = ctypes.create_string_buffer(400)
     sizes = [(ctypes.c_uint * 3)(*(*extent, 1, 1, 1)[:3]) for extent in (grid, block)]
+    window = (ctypes.c_uint64 * 2)(*_window.get())
     with _locks.setdefault(library._handle, threading.Lock()):
         failed = library.core_emulate(
-            name.encode(), len(values), pointers, *sizes, ctypes.c_uint64(_seed.get()), message, len(message)
+            name.encode(), len(values), pointers, *sizes, window, ctypes.c_uint64(_seed.get()), message, len(message)
         )
     if failed:
         raise EmulatorError(f"{name}: {message.value.decode()}")
@@ -230,7 +260,7 @@ def launch(instance: Instance, grid: Sequence[int], block: int, args: Sequence[o
     Raises:
         EmulatorError: The kernel got stuck or misused a collective.
     """
-    _call(_library_of(instance.source), instance.expression, grid, (block,), args)
+    run_library(_library_of(instance.source), instance.expression, grid, (block,), args)
 
 
 def run_source(
@@ -253,4 +283,4 @@ def run_source(
         text = "__global__ void count(long long* out) { out[threadIdx.x] = threadIdx.x * 10; }"
         run_source(text, "count", (1,), (4,), [out])  # out is now 0, 10, 20, 30
     """
-    _call(build(source, (kernel,)), kernel, grid, block, args)
+    run_library(build(source, (kernel,)), kernel, grid, block, args)
