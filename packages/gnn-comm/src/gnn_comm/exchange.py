@@ -21,7 +21,7 @@ from gnn_comm.layout import DeviceLayout, Message
 
 __all__ = ["gather_rows", "return_gradients"]
 
-_STAGES_AHEAD = 2
+_POSTED_AHEAD = 2
 
 
 def gather_rows(layout: DeviceLayout, group: Group, buffer: Tensor, tag: str) -> None:
@@ -38,21 +38,34 @@ def gather_rows(layout: DeviceLayout, group: Group, buffer: Tensor, tag: str) ->
     if group.backend == "nccl":
         _gather_grouped(layout, group, buffer, tag)
         return
-    width = buffer.shape[1:]
     arrivals = _Arrivals(layout.receives, group, buffer, tag)
-    leaving: deque[tuple[int, Handle]] = deque()
+    leaving = _Leaving(group, tag)
     for message in layout.sends:
-        arrivals.post_until(message.stage + _STAGES_AHEAD)
+        arrivals.post_until(message.stage + _POSTED_AHEAD)
         arrivals.finish(message.waits_for)
-        while leaving and leaving[0][0] <= message.stage - _STAGES_AHEAD:
-            leaving.popleft()[1].wait()
-        packed = ops.pack_rows(buffer, message.index, bounds="unchecked") if message.index.numel() else None
-        if packed is None:
-            packed = buffer.new_empty((0, *width))
-        leaving.append((message.stage, group.send_recv([Send(packed, message.peer)], tag, async_op=True)))
+        leaving.send(message.stage, ops.pack_rows(buffer, message.index, bounds="unchecked"), message.peer)
     arrivals.finish(range(len(layout.receives)))
-    while leaving:
-        leaving.popleft()[1].wait()
+    leaving.finish()
+
+
+class _Leaving:
+    """Sends in flight: those of one stage together, the next stage when they have left."""
+
+    def __init__(self, group: Group, tag: str):
+        self._group, self._tag = group, tag
+        self._stage = -1
+        self._handles: list[Handle] = []
+
+    def send(self, stage: int, rows: Tensor, peer: int) -> None:
+        if stage != self._stage:
+            self.finish()
+            self._stage = stage
+        self._handles.append(self._group.send_recv([Send(rows, peer)], self._tag, async_op=True))
+
+    def finish(self) -> None:
+        for handle in self._handles:
+            handle.wait()
+        self._handles.clear()
 
 
 class _Arrivals:
@@ -111,36 +124,75 @@ def return_gradients(layout: DeviceLayout, group: Group, gradient: Tensor, tag: 
     Determinism: sums follow the order of stages and receivers, fixed by the plan.
     """
     buffer = torch.cat([gradient, gradient.new_zeros((layout.num_relay, gradient.shape[1]))])
-    grouped = group.backend == "nccl"
-    leaving: deque[Handle] = deque()
-    for stage in reversed(range(layout.num_stages)):
-        returning = [m for m in layout.receives if m.stage == stage]
-        coming = [m for m in layout.sends if m.stage == stage]
-        if not returning and not coming:
-            continue
-        sums = layout.sums_back.get(stage)
-        staging = buffer.new_empty((sums.num_staging if sums else 0, buffer.shape[1]))
-        blocks = staging.split([len(m.index) for m in coming]) if coming else ()
-        receives = [Recv(block, m.peer) for block, m in zip(blocks, coming, strict=True)]
-        sends = [Send(ops.pack_rows(buffer, m.index, bounds="unchecked"), m.peer) for m in returning]
-        if grouped:
-            group.send_recv(receives + sends, tag)
-        else:
-            received = group.send_recv(receives, tag, async_op=True)
-            leaving.append(group.send_recv(sends, tag, async_op=True))
-            received.wait()
-            while len(leaving) > _STAGES_AHEAD:
-                leaving.popleft().wait()
-        _clear_relays(layout, buffer, returning)
-        if sums:
-            ops.unpack_rows(buffer, sums.rows, ops.spmm(sums.slots, staging), accumulate=True, bounds="unchecked")
-    while leaving:
-        leaving.popleft().wait()
+    if group.backend == "nccl":
+        _return_grouped(layout, group, buffer, tag)
+        return buffer[: layout.num_local].clone()
+    sums = _Sums(layout, group, buffer, tag)
+    leaving = _Leaving(group, tag)
+    for position in reversed(range(len(layout.receives))):
+        message = layout.receives[position]
+        sums.post_down_to(message.stage - _POSTED_AHEAD)
+        sums.finish_down_to(layout.first_passed_on[position])
+        leaving.send(message.stage, ops.pack_rows(buffer, message.index, bounds="unchecked"), message.peer)
+        _clear_relays(layout, buffer, message)
+    sums.finish_down_to(0)
+    leaving.finish()
     return buffer[: layout.num_local].clone()
 
 
-def _clear_relays(layout: DeviceLayout, buffer: Tensor, returning: list[Message]) -> None:
-    """Zero the slots whose sums have left: another row may have used them in an earlier stage."""
+class _Sums:
+    """Gradients that come back: received into staging, summed stage by stage from the last to the first."""
+
+    def __init__(self, layout: DeviceLayout, group: Group, buffer: Tensor, tag: str):
+        self._layout, self._group, self._buffer, self._tag = layout, group, buffer, tag
+        self._stages = sorted(layout.sums_back, reverse=True)
+        self._posted: deque[tuple[int, Tensor, list[Handle]]] = deque()
+        self._next = 0
+
+    def post_down_to(self, stage: int) -> None:
+        while self._next < len(self._stages) and self._stages[self._next] >= stage:
+            coming = self._stages[self._next]
+            staging, receives = _staging(self._layout, self._buffer, coming)
+            handles = [self._group.send_recv([receive], self._tag, async_op=True) for receive in receives]
+            self._posted.append((coming, staging, handles))
+            self._next += 1
+
+    def finish_down_to(self, stage: int) -> None:
+        self.post_down_to(stage)
+        while self._posted and self._posted[0][0] >= stage:
+            done, staging, handles = self._posted.popleft()
+            for handle in handles:
+                handle.wait()
+            _add_sums(self._layout, self._buffer, done, staging)
+
+
+def _staging(layout: DeviceLayout, buffer: Tensor, stage: int) -> tuple[Tensor, list[Recv]]:
+    """Make room for the gradients of one stage's sent rows, one block per receiver."""
+    messages = [message for message in layout.sends if message.stage == stage]
+    staging = buffer.new_empty((sum(len(m.index) for m in messages), buffer.shape[1]))
+    blocks = staging.split([len(m.index) for m in messages]) if messages else ()
+    return staging, [Recv(block, m.peer) for block, m in zip(blocks, messages, strict=True)]
+
+
+def _add_sums(layout: DeviceLayout, buffer: Tensor, stage: int, staging: Tensor) -> None:
+    sums = layout.sums_back[stage]
+    ops.unpack_rows(buffer, sums.rows, ops.spmm(sums.slots, staging), accumulate=True, bounds="unchecked")
+
+
+def _clear_relays(layout: DeviceLayout, buffer: Tensor, returned: Message) -> None:
+    """Zero the slots whose sums have left: another row used them in an earlier stage."""
     if layout.num_relay:
-        for message in returning:
-            buffer[message.index[message.index >= layout.num_rows]] = 0
+        buffer[returned.index[returned.index >= layout.num_rows]] = 0
+
+
+def _return_grouped(layout: DeviceLayout, group: Group, buffer: Tensor, tag: str) -> None:
+    for stage in reversed(range(layout.num_stages)):
+        staging, receives = _staging(layout, buffer, stage)
+        returned = [message for message in layout.receives if message.stage == stage]
+        sends = [Send(ops.pack_rows(buffer, m.index, bounds="unchecked"), m.peer) for m in returned]
+        if receives or sends:
+            group.send_recv([*receives, *sends], tag)
+        for message in returned:
+            _clear_relays(layout, buffer, message)
+        if receives:
+            _add_sums(layout, buffer, stage, staging)

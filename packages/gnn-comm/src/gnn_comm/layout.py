@@ -166,6 +166,15 @@ class DeviceLayout:
         return messages
 
     @cached_property
+    def first_passed_on(self) -> list[int]:
+        """Per received message, the first stage in which a row of it is sent on; ``num_stages`` if none is."""
+        first = [self.num_stages] * len(self.receives)
+        for message in self.sends:
+            for position in message.waits_for:
+                first[position] = min(first[position], message.stage)
+        return first
+
+    @cached_property
     def sums_back(self) -> dict[int, SumBack]:
         """Per forward stage, how the gradients of its sent rows are summed."""
         found = {}

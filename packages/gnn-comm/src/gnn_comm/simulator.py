@@ -1,7 +1,7 @@
 """Run a plan without barriers, with links shared max-min fairly.
 
 The cost model lets every stage wait for the one before. Real ranks do not: a message starts when its sender has the rows
-it passes on and has started its messages of the stage before last. Here messages are fluid flows: at every moment each
+it passes on and its own messages of earlier stages have left. Here messages are fluid flows: at every moment each
 resource shares its bandwidth so that no flow can get more without taking from one that has less. The result is what the
 runtime should take, and an upper check on the stage-wise estimate.
 """
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from core_kernels.topology import Topology
 from gnn_comm.cost_model import reversed_transfers
 from gnn_comm.plan import Plan
 from gnn_comm.transfers import Transfers
@@ -50,11 +49,15 @@ def simulate(plan: Plan, row_bytes: int | None = None, direction: str = "forward
     transfers = plan.transfers if direction == "forward" else reversed_transfers(plan.transfers)
     row_bytes = plan.row_bytes if row_bytes is None else row_bytes
     topology = plan.topology
-    resources = [topology.routes.resources(int(i), int(j)) for i, j in zip(transfers.sender, transfers.receiver, strict=True)]
+    resources = [
+        topology.routes.resources(int(i), int(j)) for i, j in zip(transfers.sender, transfers.receiver, strict=True)
+    ]
     before = _dependencies(transfers)
     num_messages = len(transfers)
     left = transfers.num_rows.astype(np.float64) * row_bytes
-    latency = [topology.latency_seconds(int(i), int(j)) for i, j in zip(transfers.sender, transfers.receiver, strict=True)]
+    latency = [
+        topology.latency_seconds(int(i), int(j)) for i, j in zip(transfers.sender, transfers.receiver, strict=True)
+    ]
     start, end = np.full(num_messages, np.inf), np.full(num_messages, np.inf)
     waiting = [len(b) for b in before]
     after: list[list[int]] = [[] for _ in range(num_messages)]
@@ -122,12 +125,12 @@ def max_min_rates(resources: list[np.ndarray], bytes_per_second: np.ndarray) -> 
 
 
 def _dependencies(transfers: Transfers) -> list[list[int]]:
-    """List, per message, those that must end before it starts: the bringers of its rows, and the sender's window."""
+    """List, per message, those that must end before it starts: those that bring its rows, the sender's own before it."""
     found: list[list[int]] = []
     for m in range(len(transfers)):
         rows = transfers.rows_of(m)
         inbound = np.flatnonzero((transfers.receiver == transfers.sender[m]) & (transfers.stage < transfers.stage[m]))
         needs = [int(n) for n in inbound if np.isin(rows, transfers.rows_of(n)).any()]
-        sent = np.flatnonzero((transfers.sender == transfers.sender[m]) & (transfers.stage <= transfers.stage[m] - 2))
+        sent = np.flatnonzero((transfers.sender == transfers.sender[m]) & (transfers.stage < transfers.stage[m]))
         found.append(sorted({*needs, *(int(n) for n in sent)}))
     return found
