@@ -1,5 +1,22 @@
 """Turns an unmodified GNN into exact layer-wise evaluation, also out of core."""
 
 from gnn_eval._version import __version__
+from gnn_eval.containers import Bipartite, Blocks
+from gnn_eval.errors import EvaluationArgumentError, GnnEvalError, InexactPlanError, UnsupportedModelError
+from gnn_eval.evaluation import evaluate, score_links
+from gnn_eval.plan import Plan
+from gnn_eval.planner import compile
 
-__all__ = ["__version__"]
+__all__ = [
+    "Bipartite",
+    "Blocks",
+    "EvaluationArgumentError",
+    "GnnEvalError",
+    "InexactPlanError",
+    "Plan",
+    "UnsupportedModelError",
+    "__version__",
+    "compile",
+    "evaluate",
+    "score_links",
+]

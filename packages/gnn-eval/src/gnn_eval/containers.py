@@ -1,0 +1,174 @@
+"""Taking a call's arguments apart into tensors and putting them together again.
+
+Arguments may nest tuples, lists, dicts, PyG ``Data`` and ``HeteroData``, sparse adjacencies and :class:`Blocks`. What
+remains after the tensors are taken out is a skeleton; filling it with other tensors gives the same call on another
+graph. PyG and torch_sparse are recognised by what their objects can do, so neither is imported here.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gnn_eval.errors import EvaluationArgumentError
+
+__all__ = ["Bipartite", "Blocks", "Slot", "as_edge_index", "fill", "is_adjacency", "take_apart"]
+
+Path = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of tensor number ``index`` in a skeleton."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class _Count:
+    """The place of a number of nodes in a skeleton."""
+
+    node_type: str
+
+
+@dataclass(frozen=True)
+class _Object:
+    """A graph data object without its tensors."""
+
+    template: Any
+    tensors: dict[Path, Any]
+
+
+@dataclass
+class Blocks:
+    """The full graph in every slot of training code that takes one block per layer.
+
+    Passes ``[(edge_index, None, (n, n))] * num_layers``, the form of a neighbour sampler's ``adjs``; code that slices
+    ``x[: size[1]]`` then keeps all rows, which is what full evaluation needs.
+
+    Args:
+        edge_index: Edges ``[2, num_edges]``, sources first.
+        num_layers: Number of slots.
+    """
+
+    edge_index: torch.Tensor
+    num_layers: int
+
+
+@dataclass
+class Bipartite:
+    """Edges between two node types of a model called as ``conv((x_src, x_dst), edge_index)``.
+
+    Args:
+        edge_index: Edges ``[2, num_edges]``, sources first.
+        source: Name of the source node type.
+        destination: Name of the destination node type.
+    """
+
+    edge_index: torch.Tensor
+    source: str
+    destination: str
+
+
+def is_adjacency(value: Any) -> bool:
+    """Tell whether ``value`` is a sparse adjacency: a torch sparse matrix or an object like torch_sparse's."""
+    if isinstance(value, torch.Tensor):
+        return value.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
+    return all(hasattr(value, name) for name in ("coo", "csr", "sparse_sizes"))
+
+
+def as_edge_index(adjacency: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return ``(edge_index, weight)`` of a transposed adjacency, whose rows are destinations.
+
+    >>> matrix = torch.tensor([[0., 2.], [0., 0.]]).to_sparse_coo()
+    >>> as_edge_index(matrix)
+    (tensor([[1],
+            [0]]), tensor([2.]))
+    """
+    if isinstance(adjacency, torch.Tensor):
+        coo = adjacency.to_sparse_coo().coalesce() if adjacency.layout != torch.sparse_coo else adjacency.coalesce()
+        row, col = coo.indices()
+        return torch.stack([col, row]), coo.values()
+    row, col, value = adjacency.coo()
+    return torch.stack([col, row]), value
+
+
+def take_apart(value: Any, path: Path = ()) -> tuple[Any, list[tuple[Path, torch.Tensor]]]:
+    """Return the skeleton of ``value`` and its tensors with the path to each, in a stable order."""
+    leaves: list[tuple[Path, torch.Tensor]] = []
+
+    def walk(item: Any, path: Path) -> Any:
+        if is_adjacency(item):
+            item = as_edge_index(item)[0]
+        if isinstance(item, torch.Tensor):
+            item = item.as_tensor() if hasattr(item, "as_tensor") else item
+            leaves.append((path, item))
+            return Slot(len(leaves) - 1)
+        if isinstance(item, Blocks):
+            slot = walk(item.edge_index, (*path, "edge_index"))
+            return [(slot, None, (_Count("node"), _Count("node")))] * item.num_layers
+        if isinstance(item, Bipartite):
+            return walk(item.edge_index, (*path, (item.source, "edge_index", item.destination)))
+        if isinstance(item, tuple) and hasattr(item, "_fields"):
+            return type(item)(*(walk(part, (*path, name)) for name, part in zip(item._fields, item, strict=True)))
+        if isinstance(item, (list, tuple)):
+            return type(item)(walk(part, (*path, place)) for place, part in enumerate(item))
+        if isinstance(item, dict):
+            return {key: walk(part, (*path, key)) for key, part in item.items()}
+        if hasattr(item, "stores"):
+            found = {key: walk(part, (*path, *key)) for key, part in _entries(item)}
+            return _Object(_without_tensors(item, found), found)
+        return item
+
+    return walk(value, path), leaves
+
+
+def fill(skeleton: Any, tensors: list[torch.Tensor], count: Callable[[str], Any]) -> Any:
+    """Put ``tensors`` into the slots of ``skeleton``; ``count`` gives the number of nodes of a type."""
+
+    def walk(item: Any) -> Any:
+        if isinstance(item, Slot):
+            return tensors[item.index]
+        if isinstance(item, _Count):
+            return count(item.node_type)
+        if isinstance(item, _Object):
+            filled = copy.copy(item.template)
+            for key, part in item.tensors.items():
+                store = filled if len(key) == 1 else filled[key[1]]
+                setattr(store, key[0], walk(part))
+            return filled
+        if isinstance(item, tuple) and hasattr(item, "_fields"):
+            return type(item)(*(walk(part) for part in item))
+        if isinstance(item, (list, tuple)):
+            return type(item)(walk(part) for part in item)
+        if isinstance(item, dict):
+            return {key: walk(part) for key, part in item.items()}
+        return item
+
+    return walk(skeleton)
+
+
+def _entries(data: Any) -> list[tuple[Path, Any]]:
+    """Return the tensors of a ``Data`` or ``HeteroData`` as ((attribute,) or (attribute, type), tensor)."""
+    entries: list[tuple[Path, Any]] = []
+    for store in data.stores:
+        key = getattr(store, "_key", None)
+        for name, value in store.items():
+            if isinstance(value, torch.Tensor) or is_adjacency(value):
+                entries.append(((name,) if key is None else (name, key), value))
+    return entries
+
+
+def _without_tensors(data: Any, found: dict[Path, Any]) -> Any:
+    template = copy.copy(data)
+    for key in found:
+        store = template if len(key) == 1 else template[key[1]]
+        if key[0] not in ("edge_index", "adj_t", "x"):
+            delattr(store, key[0])
+    if not hasattr(template, "stores"):
+        raise EvaluationArgumentError("the data object cannot be copied; pass its tensors as a tuple instead")
+    return template

@@ -1,0 +1,83 @@
+"""Calling an opaque convolution on the one-hop block of a range of destinations.
+
+A block has the destinations, whose rows of the result are those wanted, then the source rows. One extra node before and
+one after, each with an edge to itself, are there for layers that fail where the first or last node has no edges. Node
+types and relations that do not lead to the destinations are passed with no rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gnn_eval.block import Block
+from gnn_eval.containers import fill, take_apart
+from gnn_eval.frontends.opaque import conv_call
+from gnn_eval.hoisting import StructureEvaluator
+from gnn_eval.lowering import EdgeSet, Step
+from gnn_eval.program import Program
+
+__all__ = ["make_conv"]
+
+
+def make_conv(program: Program, step: Step, structure: StructureEvaluator) -> Callable[[dict[str, Any], Block], Tensor]:
+    """Return the action of a conv step."""
+    value = program[step.name]
+    call = conv_call(value.kwargs["call"])
+    module = structure.model.get_submodule(call.path)
+    tensors, output, destination = value.args[0], value.kwargs["output"], value.kwargs["destination"]
+    constants = {
+        place: structure[ref.name] for place, ref in enumerate(tensors) if program[ref.name].type.space is None
+    }
+    empty = {place: _empty_rows(program, ref.name) for place, ref in enumerate(tensors) if place not in constants}
+    edges = {
+        place: (EdgeSet(program[rows.name].type.space, rows.name), value.kwargs["rows"][f"{place}.0"].name)
+        for place, role in enumerate(call.roles)
+        if role[0] == "relation" and role[2] == destination
+        for rows in [value.kwargs["rows"][f"{place}.1"]]
+    }
+
+    in_order = sorted(enumerate(call.roles), key=lambda item: item[1][0] == "relation")
+    empty_edges = [torch.empty(2, 0, dtype=torch.int64)] * len(call.roles)
+
+    def run(slots: dict[str, Any], block: Block) -> Tensor:
+        num_rows = block.destinations.num_rows
+        filled: list[Tensor] = list(empty_edges)
+        for place, role in in_order:
+            if place in constants:
+                filled[place] = constants[place]
+            elif role[0] == "node":
+                parts = [slots[step.inputs[k]] for k in (f"{place} range", f"{place} sources") if k in step.inputs]
+                filled[place] = _with_extra_rows(parts) if parts else empty[place]
+            elif role[0] == "edge":
+                slot = step.inputs.get(f"{place} edges")
+                filled[place] = empty[place] if slot is None else _with_extra_rows([slots[slot]])
+            elif place in edges:
+                offset = num_rows if role[1] == destination else 0
+                last = [filled[role[1]].size(0) - 1, filled[role[2]].size(0) - 1]
+                filled[place] = _local_edges(block, *edges[place], offset, last)
+        args, kwargs = fill(call.skeleton, filled, lambda _: None)
+        _, leaves = take_apart(module(*args, **kwargs))
+        return leaves[output][1][1 : 1 + num_rows]
+
+    return run
+
+
+def _local_edges(block: Block, edge_set: EdgeSet, source: str, offset: int, last: list[int]) -> Tensor:
+    local = block.local[(edge_set, source)].long()
+    inner = torch.stack([local + offset + 1, block.edges[edge_set].rows_of_edges() + 1])
+    return torch.cat([torch.zeros(2, 1, dtype=torch.int64), inner, torch.tensor(last).view(2, 1)], 1)
+
+
+def _with_extra_rows(parts: list[Tensor]) -> Tensor:
+    extra = parts[0].new_zeros((1, *parts[0].shape[1:]))
+    return torch.cat([extra, *parts, extra])
+
+
+def _empty_rows(program: Program, name: str) -> Tensor:
+    value = program[name]
+    shape = [0 if dim == value.type.row_dim else size.constant for dim, size in enumerate(value.shape)]
+    return torch.empty(shape, dtype=value.dtype)

@@ -1,0 +1,1 @@
+"""Front ends: a model's call becomes a program."""

@@ -1,0 +1,13 @@
+"""placeholder"""
+
+
+class StoredGraph:
+    pass
+
+
+class Workspace:
+    pass
+
+
+def open_output(*a):
+    return {}

@@ -1,0 +1,114 @@
+"""Compilation: from a model and an example of its inputs to a verified plan."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import Any
+
+from torch import nn
+
+from gnn_eval.errors import EvaluationArgumentError, UnsupportedModelError
+from gnn_eval.frontends import export, opaque
+from gnn_eval.lowering import lower
+from gnn_eval.model_call import ModelCall, bind_call
+from gnn_eval.plan import Compiled, Plan
+from gnn_eval.simplify import simplify
+from gnn_eval.stages import Levels, later_uses
+from gnn_eval.storage import choose_stored
+from gnn_eval.typing_rules import assign_types
+from gnn_eval.verify import verify_call
+
+__all__ = ["FRONTENDS", "compile", "compile_call"]
+
+FRONTENDS = ("auto", "export", "fx")
+_logger = logging.getLogger(__name__)
+_known_plans: weakref.WeakKeyDictionary[nn.Module, dict[Any, Compiled]] = weakref.WeakKeyDictionary()
+
+
+def compile(
+    model: nn.Module,
+    example_inputs: Any,
+    frontend: str = "auto",
+    roles: dict[str, str] | None = None,
+    verify: bool = True,
+) -> Plan:
+    """Compile a model for layer-wise evaluation.
+
+    Args:
+        model: The model, in the mode in which it is to be evaluated; neither it nor its mode is changed.
+        example_inputs: A tuple of positional arguments, a dict of keyword arguments, a ``Data`` or ``HeteroData``.
+            Plans do not depend on the graph's size, only on names, dtypes and feature widths.
+        frontend: ``"export"`` traces convolutions down to operators; ``"fx"`` keeps each convolution as one opaque
+            node evaluated on blocks; ``"auto"`` tries the first, then the second.
+        roles: What inputs mean where names and sizes do not tell: ``"node"``, ``"edge"``, ``"relation"``, ``"const"``
+            by dotted name.
+        verify: Compare the plan with a full forward on a random subgraph before returning it.
+
+    Returns:
+        The plan. A second call with the same model and kind of inputs returns it at once.
+
+    Raises:
+        UnsupportedModelError: If an operator mixes rows in a way that is not along edges.
+        InexactPlanError: If the plan and the full forward differ on the subgraph.
+        EvaluationArgumentError: If the inputs do not fit the model.
+    """
+    call = bind_call(model, example_inputs, roles)
+    call.check_ids()
+    return compile_call(model, call, frontend, roles, verify)
+
+
+def compile_call(
+    model: nn.Module, call: ModelCall, frontend: str = "auto", roles: dict[str, str] | None = None, verify: bool = True
+) -> Plan:
+    """Compile a model for a call that is bound already; see :func:`compile`."""
+    if frontend not in FRONTENDS:
+        raise EvaluationArgumentError(
+            f"frontend={frontend!r} is not valid: expected one of {', '.join(FRONTENDS)}; pass 'auto'"
+        )
+    key = (frontend, call.signature(), repr(call.skeleton), tuple(call.lifted), _state_of(model))
+    plans = _known_plans.setdefault(model, {})
+    if key not in plans:
+        plans[key] = _compile_first_that_works(model, call, frontend, verify)
+    return Plan(model, plans[key], roles)
+
+
+def _state_of(model: nn.Module) -> tuple:
+    """Return what else a trace depends on: the architecture as printed, modes, and which parameters exist."""
+    modes = tuple(module.training for module in model.modules())
+    shapes = tuple((name, tuple(p.shape), p.dtype) for name, p in model.named_parameters())
+    return (repr(model), modes, shapes)
+
+
+def _compile_first_that_works(model: nn.Module, call: ModelCall, frontend: str, verify: bool) -> Compiled:
+    attempts = list(_captures(frontend, model, call))
+    for place, (name, capture) in enumerate(attempts):
+        try:
+            program, skeleton = capture()
+        except UnsupportedModelError:
+            if place + 1 == len(attempts):
+                raise
+            _logger.debug("front end %s failed, trying the next", name, exc_info=True)
+            continue
+        compiled = _plan_program(program, skeleton, name)
+        if verify:
+            verify_call(Plan(model, compiled), model, call)
+        return compiled
+    raise AssertionError("the loop returns or raises")
+
+
+def _captures(frontend: str, model: nn.Module, call: ModelCall) -> Any:
+    if frontend != "fx":
+        yield "export", lambda: export.capture(model, call)
+    if frontend != "export":
+        yield "fx", lambda: opaque.capture(model, call, only_needed=frontend == "auto")
+        if frontend == "auto":
+            yield "fx", lambda: opaque.capture(model, call, only_needed=False)
+
+
+def _plan_program(program: Any, skeleton: Any, frontend: str) -> Compiled:
+    program = simplify(program)
+    assign_types(program)
+    levels = Levels(program)
+    stored = choose_stored(program, later_uses(program, levels))
+    return Compiled(program, lower(program, levels, stored), stored, skeleton, frontend)
