@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -135,6 +137,14 @@ def test_the_fingerprint_follows_the_content(graph):
     assert wide.fingerprint() == graph.fingerprint()
     assert Graph.from_edge_index(EDGES, 6).fingerprint() != graph.fingerprint()
     assert Graph.from_edge_index(EDGES.flip(1), 5).fingerprint() != graph.fingerprint()
+
+
+def test_graphs_can_be_sent_to_other_processes(graph):
+    for made in (graph, graph.transpose(), graph.in_subgraph(torch.tensor([1]))):
+        made.transpose()
+        again = pickle.loads(pickle.dumps(made))
+        assert again.fingerprint() == made.fingerprint()
+        assert again.transpose().fingerprint() == made.transpose().fingerprint()
 
 
 def test_permute_renames_both_ends(graph):

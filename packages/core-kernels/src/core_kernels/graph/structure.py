@@ -327,6 +327,10 @@ class Graph:
         size = f"num_nodes={self.num_dst}" if square else f"num_src={self.num_src}, num_dst={self.num_dst}"
         return f"{type(self).__name__}({size}, num_edges={self.num_edges}, device={self.device})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        # What is cached can be computed again; sending it to another process would cost more.
+        return {**self.__dict__, "_cache": {}, "_edge_ids": self.edge_ids}
+
     def _arrays(self) -> dict[str, Tensor | None]:
         return {"indptr": self.indptr, "indices": self.indices, "edge_ids": self.edge_ids}
 
