@@ -24,6 +24,7 @@ from core_kernels.errors import ArgumentError
 from core_kernels.graph import Block, Graph
 from core_kernels.nn.init import linear
 from core_kernels.nn.self_loops import replace_self_loops
+from core_kernels.vertex.tracing import kept
 
 __all__ = ["APPNP", "GCNConv", "weighted_degrees"]
 
@@ -152,14 +153,18 @@ class _Normalised(nn.Module):
             found = weighted_degrees(graph, edge_weight, self.add_self_loops, self.fill_value)
             return _inverse_sqrt(found).unsqueeze(-1)
 
-        def compute() -> Tensor:
-            if isinstance(graph, Block):
-                found = _block_degrees(graph, self.add_self_loops)
-            else:
-                found = weighted_degrees(graph, None, self.add_self_loops)
-            return _inverse_sqrt(found.to(dtype)).unsqueeze(-1)
+        return kept(_unweighted_norms, graph, self.add_self_loops, dtype)
 
-        return graph._once(f"gcn_norm {self.add_self_loops} {dtype}", compute)
+
+def _unweighted_norms(graph: Graph, add_self_loops: bool, dtype: torch.dtype) -> Tensor:
+    def compute() -> Tensor:
+        if isinstance(graph, Block):
+            found = _block_degrees(graph, add_self_loops)
+        else:
+            found = weighted_degrees(graph, None, add_self_loops)
+        return _inverse_sqrt(found.to(dtype)).unsqueeze(-1)
+
+    return graph._once(f"gcn_norm {add_self_loops} {dtype}", compute)
 
 
 class GCNConv(_Normalised):
@@ -215,8 +220,9 @@ class GCNConv(_Normalised):
         Returns:
             [num_dst, out_channels].
         """
-        # Propagation is linear: it runs at the smaller of the two widths.
-        if self.in_channels < self.out_channels:
+        # Propagation is linear: it runs at the smaller of the two widths, and first where they are equal, which spares
+        # its gradient when x wants none.
+        if self.in_channels <= self.out_channels:
             return F.linear(self.propagate(graph, x, edge_weight, degrees), self.lin.weight, self.bias)
         out = self.propagate(graph, self.lin(x), edge_weight, degrees)
         return out if self.bias is None else out + self.bias

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from core_kernels.errors import argument_error
 from core_kernels.graph import Graph
+from core_kernels.vertex.tracing import before_tracing, kept
 
 __all__ = ["LoopedGraph", "replace_self_loops"]
 
@@ -46,7 +47,17 @@ def replace_self_loops(graph: Graph) -> LoopedGraph:
     Raises:
         ArgumentError: There are fewer sources than destinations, so some vertex is not its own source.
     """
+    return kept(_replace_once, graph)
+
+
+def _replace_once(graph: Graph) -> LoopedGraph:
     return graph._once("replaced_self_loops", lambda: _replace(graph))
+
+
+@before_tracing
+def _prepare_self_loops(graph: Graph) -> None:
+    if graph.num_src >= graph.num_dst:
+        _replace_once(graph)
 
 
 def _replace(graph: Graph) -> LoopedGraph:

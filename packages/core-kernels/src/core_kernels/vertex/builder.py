@@ -87,16 +87,16 @@ class Builder:
             return self.add(Node("feature_sum", (arg,), node.kind, None, None, node.relation))
         if not node.is_wide:
             return arg
-        above, below = self._factors(arg)
+        above, below = self.factors(arg)
         outside = [factor for factor in above if not self.nodes[factor].is_wide]
         outside_below = [factor for factor in below if not self.nodes[factor].is_wide]
-        inside = self._product(
+        inside = self.product(
             [factor for factor in above if self.nodes[factor].is_wide],
             [factor for factor in below if self.nodes[factor].is_wide],
         )
         inner = self.nodes[inside]
         total = self.add(Node("feature_sum", (inside,), inner.kind, (inner.shape[0], 0), None, inner.relation))
-        return self._product([*outside, total], outside_below)
+        return self.product([*outside, total], outside_below)
 
     def aggregate(self, op: str, arg: int, relation: str, empty: float = 0.0) -> int:
         """Return an aggregation of ``arg`` over the edges of ``relation``.
@@ -110,16 +110,16 @@ class Builder:
         node = self.nodes[arg]
         side = {"sum_src": "S", "sum_all": "P"}.get(op, "D")
         if op in ("sum_dst", "sum_src") and node.shape is not None:
-            above, below = self._factors(arg)
+            above, below = self.factors(arg)
             same_above = [factor for factor in above if self._is_same_for_row(factor, side)]
             same_below = [factor for factor in below if self._is_same_for_row(factor, side)]
-            inside = self._product(
+            inside = self.product(
                 [factor for factor in above if factor not in same_above],
                 [factor for factor in below if factor not in same_below],
             )
             if (same_above or same_below) and empty == 0.0:
-                return self._product([*same_above, self._aggregation(op, inside, side, relation, 0.0)], same_below)
-            arg = self._product(above, below)
+                return self.product([*same_above, self._aggregation(op, inside, side, relation, 0.0)], same_below)
+            arg = self.product(above, below)
         return self._aggregation(op, arg, side, relation, empty)
 
     def degree(self, relation: str) -> int:
@@ -138,21 +138,21 @@ class Builder:
     def _is_same_for_row(self, number: int, side: str) -> bool:
         return self.nodes[number].kind in ("P", side)
 
-    def _factors(self, number: int) -> tuple[list[int], list[int]]:
+    def factors(self, number: int) -> tuple[list[int], list[int]]:
         """Return the values whose product, over the product of the second list, is the given value."""
         node = self.nodes[number]
         if node.op == "mul":
-            (left, left_below), (right, right_below) = (self._factors(arg) for arg in node.args)
+            (left, left_below), (right, right_below) = (self.factors(arg) for arg in node.args)
             return left + right, left_below + right_below
         if node.op == "div":
-            (left, left_below), (right, right_below) = (self._factors(arg) for arg in node.args)
+            (left, left_below), (right, right_below) = (self.factors(arg) for arg in node.args)
             return left + right_below, left_below + right
         if node.op == "neg":
-            above, below = self._factors(node.args[0])
+            above, below = self.factors(node.args[0])
             return [self.const(-1.0), *above], below
         return [number], []
 
-    def _product(self, above: list[int], below: list[int]) -> int:
+    def product(self, above: list[int], below: list[int]) -> int:
         """Return a product in normal form: narrow factors and their divisors first, then wide ones."""
 
         def order(number: int) -> tuple:

@@ -15,8 +15,10 @@ from core_kernels.vertex.loops import LoopEmitter, extent
 
 __all__ = ["NumbaKernel", "emit_numba"]
 
+#: Edges between the request for a source row and its use: with random sources loops wait for memory.
+_PREFETCH_DISTANCE = 8
 #: Bumped when what generated code imports changes its meaning.
-_SUPPORT_VERSION = 1
+_SUPPORT_VERSION = 3
 
 _EXPRESSIONS = {
     "add": "{0} + {1}",
@@ -68,6 +70,14 @@ class _NumbaEmitter(LoopEmitter):
     def after_feature_sum(self, name: str) -> None:
         return
 
+    def prefetch(self, number: int, arrays: list[tuple[str, str]]) -> None:
+        if not arrays:
+            return
+        with self.block(f"if p + {_PREFETCH_DISTANCE} < end{number}"):
+            self.emit(f"soon = np.int64(get(indices{number}, p + {_PREFETCH_DISTANCE}))")
+            for array, length in arrays:
+                self.emit(f"prefetch({array}, soon * {length}, {length})")
+
     def after_loop(self) -> None:
         return
 
@@ -87,8 +97,8 @@ class _NumbaEmitter(LoopEmitter):
         array, _, index = place[:-1].partition("[")
         return f"put({array}, {index}, {value})"
 
-    def load(self, array: str, index: str) -> str:
-        return f"get({array}, {index})"
+    def load(self, array: str, index: str, is_written: bool = False) -> str:
+        return f"get_written({array}, {index})" if is_written else f"get({array}, {index})"
 
     def literal(self, value: float) -> str:
         return self.constants.setdefault(value, f"C{len(self.constants)}")
@@ -141,6 +151,7 @@ class NumbaKernel:
                 f"    k{number} = np.empty(longest{number} * {extent(nodes[number].shape)}, T)",
             ]
         header += [
+            *(f"    end{index} = len(indices{index})" for index in range(len(self.relations))),
             "    for block in range(start, stop):",
             "        for row in range(block * rows_per_block, min((block + 1) * rows_per_block, num_rows)):",
             *(
@@ -171,7 +182,7 @@ class NumbaKernel:
                 "import numpy as np",
                 "from numba import njit",
                 "",
-                "from core_kernels.vertex.numba_support import exp, get, put",
+                "from core_kernels.vertex.numba_support import exp, get, get_written, prefetch, put",
                 "",
                 f"T = np.{dtype}",
                 self.source,

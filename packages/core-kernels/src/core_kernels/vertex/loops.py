@@ -80,8 +80,8 @@ class LoopEmitter(ABC):
         """Return an assignment to an element of an array."""
 
     @abstractmethod
-    def load(self, array: str, index: str) -> str:
-        """Return an expression that reads an element."""
+    def load(self, array: str, index: str, is_written: bool = False) -> str:
+        """Return an expression that reads an element; ``is_written``: of an array this kernel writes."""
 
     @abstractmethod
     def expression(self, op: str, args: list[str], attr: float | None) -> str:
@@ -94,6 +94,10 @@ class LoopEmitter(ABC):
     @abstractmethod
     def after_feature_sum(self, name: str) -> None:
         """Finish a sum over features, for languages whose feature loop runs on several lanes."""
+
+    @abstractmethod
+    def prefetch(self, number: int, arrays: list[tuple[str, str]]) -> None:
+        """Ask for rows of the far ends of edges that come soon, where the language can."""
 
     @abstractmethod
     def after_loop(self) -> None:
@@ -148,6 +152,7 @@ class LoopEmitter(ABC):
             self._fill_accumulator(root.target, start)
         with self.block(self.for_range("p", f"lo{number}", f"hi{number}")):
             self.emit_ends(number)
+            self.prefetch(number, self._wide_far_arrays(loop))
             self._edge = f"(p - lo{number})"
             self.emit_body(loop.roots)
         self.after_loop()
@@ -157,6 +162,14 @@ class LoopEmitter(ABC):
                 with self.block(self.condition(f"lo{number} == hi{number}")):
                     self._fill_accumulator(root.target, empty)
         self._available |= {root.value for root in loop.roots if root.action == "keep"}
+
+    def _wide_far_arrays(self, loop: Loop) -> list[tuple[str, str]]:
+        """Return name and row length of the arrays of which an edge reads a whole row at its far end."""
+        stops = {number for number in range(len(self.nodes)) if self._leaf_quietly(number)}
+        far = "S" if self.kernel.side == "D" else "D"
+        read = ancestors(self.nodes, [root.value for root in loop.roots], stops) & stops
+        wide = sorted(n for n in read if self.nodes[n].is_wide and self.nodes[n].kind == far)
+        return [(self.array("a" if self.nodes[n].op == "input" else "o", n), extent(self.nodes[n].shape)) for n in wide]
 
     def emit_ends(self, number: int) -> None:
         """Write which entity is at the far end of an edge, and the edge's position in the graph."""
@@ -210,9 +223,9 @@ class LoopEmitter(ABC):
             return self.load(self.array("a", number), self._index(node.shape, self._entity(node.kind)))
         if number in self.own or (number in self.scratch and number in self._available):
             array, _, index = self._place(number)[:-1].partition("[")
-            return self.load(array, index)
+            return self.load(array, index, is_written=True)
         if number in self._available and self._edge is not None:
-            return self.load(self.array("k", number), self._index(node.shape, self._edge))
+            return self.load(self.array("k", number), self._index(node.shape, self._edge), is_written=True)
         if number in self.plan.arrays and number not in self.kernel.writes():
             return self.load(self.array("o", number), self._index(node.shape, self._entity(node.kind)))
         return None
@@ -303,7 +316,7 @@ class LoopEmitter(ABC):
         else:
             place = self._place(root.target)
         array, _, index = place[:-1].partition("[")
-        old = self.load(array, index)
+        old = self.load(array, index, is_written=True)
         if root.action in ("sum", "all"):
             value = f"{old} + {value}"
         elif root.action in ("max", "min"):

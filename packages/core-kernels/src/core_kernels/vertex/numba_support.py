@@ -11,20 +11,33 @@ import math
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-__all__ = ["exp", "get", "put"]
+__all__ = ["exp", "get", "get_written", "prefetch", "put"]
+
+
+def _load(array, is_constant):
+    def codegen(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        value = builder.load(builder.gep(data, [args[1]]))
+        if is_constant:
+            value.set_metadata("invariant.load", builder.module.add_metadata([]))
+        return value
+
+    return array.dtype(array, types.int64), codegen
 
 
 @intrinsic
 def get(typingctx, array, index):
-    """Return ``array[index]`` of a 1-D C-contiguous array."""
+    """Return ``array[index]`` of a 1-D C-contiguous array that the kernel never writes."""
+    return _load(array, True)
 
-    def codegen(context, builder, signature, args):
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        return builder.load(builder.gep(data, [args[1]]))
 
-    return array.dtype(array, types.int64), codegen
+@intrinsic
+def get_written(typingctx, array, index):
+    """Return ``array[index]`` of a 1-D C-contiguous array that the kernel writes as well."""
+    return _load(array, False)
 
 
 @intrinsic
@@ -37,6 +50,27 @@ def put(typingctx, array, index, value):
         return context.get_dummy_value()
 
     return types.void(array, types.int64, array.dtype), codegen
+
+
+@intrinsic
+def prefetch(typingctx, array, index, count):
+    """Bring ``array[index : index + count]`` towards the processor."""
+
+    def codegen(context, builder, signature, args):
+        array_type = signature.args[0]
+        data = context.make_array(array_type)(context, builder, args[0]).data
+        i32, byte = ir.IntType(32), ir.IntType(8).as_pointer()
+        function = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(ir.VoidType(), [byte, i32, i32, i32]), "llvm.prefetch.p0"
+        )
+        step = ir.Constant(ir.IntType(64), 64 * 8 // array_type.dtype.bitwidth)
+        stop = builder.add(args[1], args[2])
+        with cgutils.for_range_slice(builder, args[1], stop, step) as (at, _):
+            where = builder.bitcast(builder.gep(data, [at]), byte)
+            builder.call(function, [where, *(ir.Constant(i32, flag) for flag in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, types.int64), codegen
 
 
 @intrinsic

@@ -23,6 +23,7 @@ from core_kernels.vertex.operator import forward_operator
 from core_kernels.vertex.passes import name_widths, rank_of, specialise
 from core_kernels.vertex.states import ReduceState, describe_states
 from core_kernels.vertex.trace import trace
+from core_kernels.vertex.tracing import before_tracing, kept
 
 __all__ = ["Reads", "VertexProgram", "program"]
 
@@ -233,12 +234,15 @@ def _specialised(owner: VertexProgram, shapes: tuple, wanted: tuple) -> tuple[st
     return owner.specialise(shapes, wanted)
 
 
+before_tracing(Graph.transpose)
+
+
 def _graph_arrays(graphs: list[Graph], with_transpose: bool) -> tuple[list[Tensor], list[int]]:
     arrays: list[Tensor] = []
     for graph in graphs:
         arrays += [graph.indptr, graph.indices]
         if with_transpose:
-            transposed = graph.transpose()
+            transposed = kept(Graph.transpose, graph)
             arrays += [transposed.indptr, transposed.indices, graph.transpose_positions()]
         else:
             arrays += [graph.indptr[:0], graph.indices[:0], graph.indptr[:0]]

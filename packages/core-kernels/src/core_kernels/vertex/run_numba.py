@@ -11,11 +11,15 @@ import numpy as np
 import torch
 
 from core_kernels.kernels.numba._threads import run_ranges
+from core_kernels.kernels.numba.spmm import spmm_sum
 from core_kernels.vertex.cache import compile_lock, load_function
 from core_kernels.vertex.compiled import Edges
 from core_kernels.vertex.emit_numba import NumbaKernel
-from core_kernels.vertex.fusion import Plan
+from core_kernels.vertex.emit_torch import compile_torch
+from core_kernels.vertex.fusion import Kernel, Plan
+from core_kernels.vertex.ir import Program
 from core_kernels.vertex.passes import Widths
+from core_kernels.vertex.spmm_form import SpmmForm, match_spmm
 
 __all__ = ["run_plan"]
 
@@ -23,7 +27,7 @@ __all__ = ["run_plan"]
 _ROWS_WITH_SUMS, _ROWS = 1024, 64
 
 _lock = threading.Lock()
-_kernels: WeakKeyDictionary[Any, list[NumbaKernel]] = WeakKeyDictionary()
+_kernels: WeakKeyDictionary[Plan, list[Any]] = WeakKeyDictionary()
 _ready: set[str] = set()
 
 
@@ -58,11 +62,67 @@ def run_plan(
         arrays[f"o{number}"] = _flat(stored[number])
     with _lock:
         if plan not in _kernels:
-            _kernels[plan] = [NumbaKernel(plan, kernel) for kernel in plan.kernels]
+            _kernels[plan] = [_prepare(plan, kernel) for kernel in plan.kernels]
         kernels = _kernels[plan]
+    memory = dict(zip(plan.program.inputs, tensors, strict=True)) | stored
     for kernel in kernels:
-        stored.update(_run_kernel(kernel, nodes, arrays, edges, widths, dtype))
+        if isinstance(kernel, NumbaKernel):
+            stored.update(_run_kernel(kernel, nodes, arrays, edges, widths, dtype))
+        else:
+            _run_spmm(*kernel, plan, memory, edges)
     return [stored[number] for number in plan.program.outputs]
+
+
+def _run_spmm(
+    form: SpmmForm, kernel: Kernel, plan: Plan, memory: Mapping[int, torch.Tensor], edges: Mapping[str, Edges]
+) -> None:
+    """Run a kernel that is a sparse-times-dense product by the hand-tuned one."""
+    these = edges[next(step.relation for step in kernel.steps if step.relation is not None)]
+    x, weight, out = memory[form.x], memory.get(form.weight), memory[form.output]
+
+    def scale(program: Program | None, num_rows: int) -> torch.Tensor | None:
+        return None if program is None else _evaluate(program, num_rows, plan, memory, edges, x.dtype)
+
+    if kernel.side == "D":
+        indptr, indices, edge_ids = these.indptr, these.indices, None
+    else:
+        indptr, indices, edge_ids = these.t_indptr, these.t_indices, these.t_positions
+    spmm_sum(
+        indptr,
+        indices,
+        x.flatten(1),
+        None if weight is None else weight.flatten(1),
+        edge_ids,
+        scale(form.far_scale, x.shape[0]),
+        scale(form.row_scale, out.shape[0]),
+        out.view(out.shape[0], out.shape[1:].numel()),
+    )
+
+
+def _evaluate(
+    program: Program,
+    num_rows: int,
+    plan: Plan,
+    memory: Mapping[int, torch.Tensor],
+    edges: Mapping[str, Edges],
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Compute a narrow value of one side, one number per row, from what is in memory."""
+    by_name = {
+        (node.kind, node.relation, node.attr): memory[number]
+        for number, node in enumerate(plan.program.nodes)
+        if node.op == "input"
+    }
+    inputs = [by_name[program.nodes[n].kind, program.nodes[n].relation, program.nodes[n].attr] for n in program.inputs]
+    degree = {relation: these.degrees() for relation, these in edges.items()}
+    like = inputs or [torch.empty(0, dtype=dtype)]
+    (result,) = compile_torch(program)(like, {}, {}, {}, Widths(), degree)
+    return result.reshape(-1).expand(num_rows).contiguous()
+
+
+def _prepare(plan: Plan, kernel: Kernel) -> NumbaKernel | tuple[SpmmForm, Kernel]:
+    form = match_spmm(plan, kernel)
+    return NumbaKernel(plan, kernel) if form is None else (form, kernel)
 
 
 def _flat(tensor: torch.Tensor) -> np.ndarray:
