@@ -129,17 +129,21 @@ class FeatureStore:
         self._follow_heat(ids)
         position = self._position_of_row[ids]
         slow = position >= self._num_device
-        recent = self._recent_of_row[ids] if self._reuse else torch.full_like(ids, -1)
-        again = slow & (recent >= 0)
-        self._fill(out, again, self._recent_values, recent, "reused")
         self._fill(out, ~slow, self._device_values, position, "device")
-        cached = slow & ~again & (position < self._num_device + self._num_host)
-        self._fill(out, cached, self._host_values, position - self._num_device, "host")
-        missing = slow & ~again & ~cached
+        rest = slow
+        if self._reuse:
+            recent = self._recent_of_row[ids]
+            again = rest & (recent >= 0)
+            self._fill(out, again, self._recent_values, recent, "reused")
+            rest = rest & ~again
+        if self._num_host:
+            cached = rest & (position < self._num_device + self._num_host)
+            self._fill(out, cached, self._host_values, position - self._num_device, "host")
+            rest = rest & ~cached
         if self._base is not None:
-            self._fill(out, missing, self._base, ids, "host")
+            self._fill(out, rest, self._base, ids, "host")
         else:
-            self._fill_from_disk(out, missing, ids)
+            self._fill_from_disk(out, rest, ids)
         if self._reuse:
             self._keep(ids, slow, out)
         return out
