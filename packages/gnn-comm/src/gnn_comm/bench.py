@@ -1,9 +1,9 @@
 """Measure plans on shaped hosts: real ranks, real sockets, slow links of a chosen rate.
 
-The exchange is run straight (``p2p``), as planned, and as one ``all_to_all`` of copied rows, forward and backward, with
-the schemes interleaved; seconds are the median over repeats of the slowest rank. Bytes over the slow links are what the
-kernel counted on the hosts' uplinks. The prediction comes from the same topology the plan was made for: link rates times
-the share TCP leaves to payload, and latencies measured with small messages before.
+The exchange is run straight (``p2p``), as planned, and as one ``all_to_all`` of copied rows, forward and backward,
+with the schemes interleaved; seconds are the median over repeats of the slowest rank. Bytes over the slow links are
+what the kernel counted on the hosts' uplinks. The prediction comes from the same topology the plan was made for:
+link rates times the share TCP leaves to payload, and latencies measured with small messages before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gnn_comm.planner import plan
 __all__ = ["TCP_PAYLOAD_SHARE", "bench_hosts", "everyone_needs", "shaped_topology"]
 
 TCP_PAYLOAD_SHARE = 1448 / 1514
-"""Payload bytes per byte on the wire: 1500-byte packets less IP, TCP and time-stamp headers, plus the Ethernet header."""
+"""Payload per byte on the wire: 1500-byte packets less IP, TCP and time-stamp headers, plus the Ethernet header."""
 
 SCHEMES = ("p2p", "planned", "all_to_all")
 _LATENCY_MESSAGE_BYTES = 4096
@@ -84,8 +84,8 @@ def bench_hosts(
 
     Returns:
         ``{"hosts", "local_rate_mbit", "link_rate_mbit", "results": [...]}``; each result has ``payload_bytes`` and for
-        ``forward`` and ``backward`` the keys ``<scheme>_seconds``, ``<scheme>_predicted_seconds``, ``ratio_measured`` and
-        ``ratio_model`` (straight over planned), ``slow_link_bytes`` and ``slow_link_bytes_minimum``.
+        ``forward`` and ``backward`` the keys ``<scheme>_seconds``, ``<scheme>_predicted_seconds``, ``ratio_measured``
+        and ``ratio_model`` (straight over planned), ``slow_link_bytes`` and ``slow_link_bytes_minimum``.
     """
     from core_kernels.testing import ShapedHosts
 

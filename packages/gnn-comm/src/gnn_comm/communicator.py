@@ -10,6 +10,7 @@ passed in are never changed.
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
@@ -45,6 +46,7 @@ class Communicator:
         plan: The plan.
         group: A group of the same ranks, for this communicator alone.
         layout: Row numbers of this rank.
+        exchange_seconds: Time spent inside exchanges so far, also while this rank computed.
 
     Raises:
         PlanMismatchError: Ranks hold different plans, or their number is not that of the devices.
@@ -71,6 +73,7 @@ class Communicator:
         self.layout = DeviceLayout(plan, group.rank).to(self.group.device)
         self._worker: ThreadPoolExecutor | None = None
         self._kept: dict[str, tuple[Any, Tensor]] = {}
+        self.exchange_seconds = 0.0
 
     # ---- rows of this rank -------------------------------------------------------------------------------------------
 
@@ -209,10 +212,21 @@ class Communicator:
     def _submit(self, function, *args) -> Future | _Done:
         """Run on the worker thread (one, so exchanges keep their order); at once where the transport need not wait."""
         if self.group.backend == "nccl" or self.group.size == 1:
-            return _Done(function(*args))
+            return _Done(self._clocked(function, *args))
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="gnn_comm")
-        return self._worker.submit(function, *args)
+        return self._worker.submit(self._clocked, function, *args)
+
+    def _clocked(self, function, *args) -> Tensor:
+        start = time.perf_counter()
+        try:
+            return function(*args)
+        finally:
+            self.exchange_seconds += time.perf_counter() - start
+
+    def sent_bytes(self) -> int:
+        """Return the payload bytes this rank has sent in exchanges, forward and backward."""
+        return self.group.counters.sent(FORWARD_TAG) + self.group.counters.sent(BACKWARD_TAG)
 
     @torch.no_grad()
     def _gather(self, x_local: Tensor) -> Tensor:

@@ -27,13 +27,13 @@ def explain_plan(plan: Plan) -> str:
         lines.append(f"nothing is sent: devices hold {copies} copies of rows, enough for {plan.num_layers} layers")
         return "\n".join(lines)
     sent, needed = int(transfers.num_rows.sum()), len(plan.need_rows)
-    relayed = sent - needed
     lines.append(
-        f"{needed} rows are needed by devices that do not own them; {sent} row transfers, {max(relayed, 0)} of them to relays"
+        f"{needed} rows are needed by devices that do not own them; {sent} transfers, {sent - needed} of them to relays"
     )
     lines.append(
         f"estimate for rows of {format_bytes(plan.row_bytes)}: {format_seconds(estimate.seconds)}, of which "
-        f"{format_seconds(estimate.latency_seconds)} latency; busiest device sends {format_bytes(estimate.max_device_sent_bytes)}"
+        f"{format_seconds(estimate.latency_seconds)} latency; the busiest device sends "
+        f"{format_bytes(estimate.max_device_sent_bytes)}"
     )
     if plan.partition is not None:
         bound = plan.lower_bound()

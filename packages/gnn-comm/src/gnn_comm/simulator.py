@@ -1,9 +1,9 @@
 """Run a plan without barriers, with links shared max-min fairly.
 
-The cost model lets every stage wait for the one before. Real ranks do not: a message starts when its sender has the rows
-it passes on and its own messages of earlier stages have left. Here messages are fluid flows: at every moment each
-resource shares its bandwidth so that no flow can get more without taking from one that has less. The result is what the
-runtime should take, and an upper check on the stage-wise estimate.
+The cost model lets every stage wait for the one before. Real ranks do not: a message starts when its sender has the
+rows it passes on and its own messages of earlier stages have left. Here messages are fluid flows: at every moment
+each resource shares its bandwidth so that no flow can get more without taking from one that has less. The result is
+what the runtime should take, and an upper check on the stage-wise estimate.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def max_min_rates(resources: list[np.ndarray], bytes_per_second: np.ndarray) -> 
 
 
 def _dependencies(transfers: Transfers) -> list[list[int]]:
-    """List, per message, those that must end before it starts: those that bring its rows, the sender's own before it."""
+    """List, per message, those that must end before it starts: bringers of its rows, the sender's earlier stages."""
     found: list[list[int]] = []
     for m in range(len(transfers)):
         rows = transfers.rows_of(m)

@@ -2,13 +2,15 @@
 
 Files are told apart by content: Sextet JSON or YAML, the GCCL device-graph JSON, NCCL's topology XML, the text of
 ``nvidia-smi topo -m``. ``"auto"`` takes the file named by ``GNN_COMM_TOPO``, else asks the NVIDIA driver, else
-describes the processors of this host with a measured copy rate.
+describes the processors of this host with a measured copy rate and latency.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -76,17 +78,39 @@ def _find() -> Topology:
 
 
 def processor_topology(num_devices: int) -> Topology:
-    """Describe ranks on the processors of this host: a switch whose rate is this host's measured copy rate.
+    """Describe ranks on the processors of this host: a switch with this host's measured copy rate and message latency.
 
     Args:
         num_devices: Number of ranks.
     """
-    rate = _copy_bytes_per_second()
+    rate, latency = _copy_bytes_per_second(), _message_seconds() / 2
     nodes = [*(Node(f"CPU{k}", "device") for k in range(num_devices)), Node("memory", "switch")]
     links = []
     for device in range(num_devices):
-        links += [Link(device, num_devices, "MEMORY", rate), Link(num_devices, device, "MEMORY", rate)]
-    return Topology("processors", tuple(nodes), tuple(links), source="measured copy rate")
+        links += [Link(device, num_devices, "MEMORY", rate, latency), Link(num_devices, device, "MEMORY", rate, latency)]
+    return Topology("processors", tuple(nodes), tuple(links), source="measured copy rate and message latency")
+
+
+def _message_seconds(repeats: int = 32) -> float:
+    """Measure half the round trip of a byte between two threads over a local socket."""
+    near, far = socket.socketpair()
+
+    def answer() -> None:
+        while byte := far.recv(1):
+            far.sendall(byte)
+
+    with near, far:
+        echo = threading.Thread(target=answer, daemon=True)
+        echo.start()
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            near.sendall(b"x")
+            near.recv(1)
+            times.append((time.perf_counter() - start) / 2)
+        near.shutdown(socket.SHUT_WR)
+        echo.join()
+    return sorted(times)[repeats // 2]
 
 
 def _copy_bytes_per_second(num_bytes: int = 1 << 25) -> float:
