@@ -112,7 +112,8 @@ def _dispatch_sum(indptr, indices, x, weight, edge_ids, src_scale, dst_scale, t_
 def _fill_sum(indptr, indices, x, weight, edge_ids, src_scale, dst_scale, out):
     x = _library.contiguous_rows("spmm_sum", "x", x)
     weight = None if weight is None else weight.contiguous()
-    _library.run("spmm_sum", x, indptr, indices, x, weight, edge_ids, src_scale, dst_scale, out)
+    if out.numel():
+        _library.run("spmm_sum", x, indptr, indices, x, weight, edge_ids, src_scale, dst_scale, out)
 
 
 def _fake_sum(indptr, indices, x, weight, edge_ids, src_scale, dst_scale, t_indptr, t_indices, t_edge_ids):
@@ -151,7 +152,8 @@ def _dispatch_extremum(indptr, indices, x, weight, edge_ids, largest, t_indptr, 
     x = _library.contiguous_rows("spmm_extremum", "x", x)
     weight = None if weight is None else weight.contiguous()
     out, arg = _fake_extremum(indptr, indices, x, weight, edge_ids, largest, t_indptr, t_indices, t_positions)
-    _library.run("spmm_extremum", x, indptr, indices, x, weight, edge_ids, largest, out, arg)
+    if out.numel():
+        _library.run("spmm_extremum", x, indptr, indices, x, weight, edge_ids, largest, out, arg)
     return out, arg
 
 
@@ -181,7 +183,8 @@ def _dispatch_extremum_backward(indptr, indices, grad, arg, weight, edge_ids, t_
     grad, arg = grad.contiguous(), arg.contiguous()
     out = grad.new_empty(t_indptr.shape[0] - 1, grad.shape[1])
     arrays = (indptr, indices, grad, arg, weight, edge_ids, t_indptr, t_indices, t_positions)
-    _library.run("spmm_extremum_backward", grad, *arrays, out)
+    if out.numel():
+        _library.run("spmm_extremum_backward", grad, *arrays, out)
     return out
 
 
@@ -192,7 +195,8 @@ def _fake_extremum_backward(indptr, indices, grad, arg, weight, edge_ids, t_indp
 def _dispatch_weight_backward(indptr, indices, x, grad, arg, edge_ids, heads):
     x, grad, arg = x.contiguous(), grad.contiguous(), arg.contiguous()
     out = x.new_empty(indices.shape[0], heads)
-    _library.run("spmm_extremum_weight_backward", x, indptr, indices, x, grad, arg, edge_ids, heads, out)
+    if out.numel():
+        _library.run("spmm_extremum_weight_backward", x, indptr, indices, x, grad, arg, edge_ids, heads, out)
     return out
 
 

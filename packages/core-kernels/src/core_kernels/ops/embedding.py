@@ -45,6 +45,7 @@ def embedding_bag(
 
     Determinism: bitwise repeatable, forward and backward.
 
+    >>> import torch
     >>> table = torch.tensor([[1.0], [10.0], [100.0]])
     >>> embedding_bag(table, torch.tensor([0, 2, 2]), torch.tensor([0, 2, 2, 3])).flatten().tolist()
     [101.0, 0.0, 100.0]
@@ -60,7 +61,8 @@ def _dispatch_bag(weight, ids, offsets, sample_weight, mean, checked):
         _library.check_ids("embedding_bag", "ids", ids, weight.shape[0])
     out = weight.new_empty(offsets.shape[0] - 1, weight.shape[1])
     weight = _library.contiguous_rows("embedding_bag", "weight", weight)
-    _library.run("embedding_bag", weight, weight, ids, offsets, dense(sample_weight), mean, out)
+    if out.numel():
+        _library.run("embedding_bag", weight, weight, ids, offsets, dense(sample_weight), mean, out)
     return out
 
 
@@ -87,7 +89,8 @@ def _bag_backward(ctx, grad):
 def _dispatch_backward(grad, ids, offsets, sample_weight, mean, num_rows):
     out = grad.new_empty(num_rows, grad.shape[1])
     arrays = (grad.contiguous(), ids, offsets, dense(sample_weight))
-    _library.run("embedding_bag_backward", grad, *arrays, mean, num_rows, out)
+    if out.numel():
+        _library.run("embedding_bag_backward", grad, *arrays, mean, num_rows, out)
     return out
 
 
@@ -98,7 +101,8 @@ def _fake_backward(grad, ids, offsets, sample_weight, mean, num_rows):
 def _dispatch_sample_weight_backward(grad, weight, ids, offsets, mean):
     out = grad.new_empty(ids.shape)
     arrays = (grad.contiguous(), weight.contiguous(), ids, offsets)
-    _library.run("embedding_bag_sample_weight_backward", grad, *arrays, mean, out)
+    if out.numel():
+        _library.run("embedding_bag_sample_weight_backward", grad, *arrays, mean, out)
     return out
 
 

@@ -233,7 +233,8 @@ def _dispatch_update(
     step, checked,
 ):  # fmt: skip
     if checked:
-        _library.check_ids(f"fused_{optimizer}_", "ids", ids, weight.shape[0])
+        name = "sgd" if optimizer == "momentum" else optimizer
+        _library.check_ids(f"fused_{name}_", "ids", ids, weight.shape[0])
     if ids.shape[0]:
         batch = (ids, offsets, grad.contiguous(), dense(sample_weight))
         constants = (optimizer, mean, lr, eps, beta1, beta2, weight_decay, step)

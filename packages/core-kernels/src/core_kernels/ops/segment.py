@@ -90,7 +90,8 @@ def segment_softmax(graph_or_indptr: Graph | Tensor, logits: Tensor) -> Tensor:
 def _dispatch_sum(x, indptr, edge_ids, dst_scale):
     out = x.new_empty(indptr.shape[0] - 1, x.shape[1])
     x = _library.contiguous_rows("segment_sum", "x", x)
-    _library.run("segment_sum", x, x, indptr, edge_ids, dst_scale, out)
+    if out.numel():
+        _library.run("segment_sum", x, x, indptr, edge_ids, dst_scale, out)
     return out
 
 
@@ -111,7 +112,8 @@ def _sum_backward(ctx, grad):
 def _dispatch_expand(x, indptr, edge_ids, dst_scale, num_edges):
     out = x.new_empty(num_edges, x.shape[1])
     x = _library.contiguous_rows("segment_expand", "x", x)
-    _library.run("segment_expand", x, x, indptr, edge_ids, dst_scale, num_edges, out)
+    if out.numel():
+        _library.run("segment_expand", x, x, indptr, edge_ids, dst_scale, num_edges, out)
     return out
 
 
@@ -130,7 +132,8 @@ def _expand_backward(ctx, grad):
 def _dispatch_extremum(x, indptr, edge_ids, largest):
     x = _library.contiguous_rows("segment_extremum", "x", x)
     out, arg = _fake_extremum(x, indptr, edge_ids, largest)
-    _library.run("segment_extremum", x, x, indptr, edge_ids, largest, out, arg)
+    if out.numel():
+        _library.run("segment_extremum", x, x, indptr, edge_ids, largest, out, arg)
     return out, arg
 
 
@@ -153,7 +156,8 @@ def _extremum_gradient(ctx, grad, _):
 def _dispatch_extremum_backward(grad, arg, indptr, edge_ids, num_edges):
     grad, arg = grad.contiguous(), arg.contiguous()
     out = grad.new_empty(num_edges, grad.shape[1])
-    _library.run("segment_extremum_backward", grad, grad, arg, indptr, edge_ids, num_edges, out)
+    if out.numel():
+        _library.run("segment_extremum_backward", grad, grad, arg, indptr, edge_ids, num_edges, out)
     return out
 
 

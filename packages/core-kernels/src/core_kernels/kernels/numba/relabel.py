@@ -14,7 +14,7 @@ from numba import njit, uint64
 
 from core_kernels.kernels.numba._arrays import array
 
-__all__ = ["direct_table", "relabel_direct", "relabel_hashed", "unique_relabel"]
+__all__ = ["direct_table", "relabel_direct", "relabel_hashed", "reset_table", "unique_relabel"]
 
 #: A direct table larger than this many ids must pay off within one call.
 _MAX_KEPT_IDS = 1 << 26
@@ -43,7 +43,11 @@ def unique_relabel(ids):
     outputs = (array(unique), array(local))
     lowest, highest = _range(keys)
     table = direct_table(highest + 1, len(keys)) if lowest >= 0 else None
-    count = relabel_hashed(keys, *outputs) if table is None else relabel_direct(keys, table, *outputs)
+    if table is None:
+        count = relabel_hashed(keys, *outputs)
+    else:
+        count = relabel_direct(keys, table, *outputs, 0)
+        reset_table(table, outputs[0], count)
     return unique[:count].clone(), local
 
 
@@ -56,9 +60,9 @@ def _range(keys):
 
 
 @njit(cache=True, nogil=True)
-def relabel_direct(keys, table, unique, local):
-    """Write distinct keys and local numbers; return how many are distinct. ``table`` is left all -1."""
-    count = np.int32(0)
+def relabel_direct(keys, table, unique, local, known):
+    """Number keys after the ``known`` ones that ``table`` has; return how many are distinct altogether."""
+    count = np.int32(known)
     for place in range(len(keys)):
         key = keys[place]
         number = table[key]
@@ -68,9 +72,14 @@ def relabel_direct(keys, table, unique, local):
             unique[count] = key
             count += np.int32(1)
         local[place] = number
+    return count
+
+
+@njit(cache=True, nogil=True)
+def reset_table(table, unique, count):
+    """Make the table all -1 again."""
     for number in range(count):
         table[unique[number]] = -1
-    return count
 
 
 @njit(cache=True, nogil=True)

@@ -14,7 +14,7 @@ from numba import njit
 from core_kernels.kernels.numba._arrays import array
 from core_kernels.kernels.numba._threads import run_ranges
 from core_kernels.kernels.numba.random import absorb, bounded, row_key, stream_key
-from core_kernels.kernels.numba.relabel import direct_table, relabel_direct, relabel_hashed
+from core_kernels.kernels.numba.relabel import direct_table, relabel_direct, reset_table, unique_relabel
 
 __all__ = ["sample_block", "sample_neighbors"]
 
@@ -37,18 +37,24 @@ def sample_block(indptr, indices, edge_ids, seeds, keys, fanout, replace, seed, 
     num_seeds, pointers = seeds.shape[0], array(indptr)
     rows = torch.empty(num_seeds + 1, dtype=torch.int64)
     num_draws = _count(pointers, array(seeds), fanout, replace, array(rows))
-    # Seeds lead the list of ids to relabel; the draws are written straight behind them.
-    ids = torch.empty(num_seeds + num_draws, dtype=indices.dtype)
-    ids[:num_seeds] = seeds
-    edges = torch.empty(num_draws, dtype=torch.int64)
+    sources, edges = torch.empty(num_draws, dtype=indices.dtype), torch.empty(num_draws, dtype=torch.int64)
     draw = (fanout, replace, seed, step, layer)
-    _draw(pointers, indices, edge_ids, seeds, keys, draw, rows, ids[num_seeds:], edges)
-    unique = torch.empty(min(ids.shape[0], num_src), dtype=torch.int64)
-    local = torch.empty(ids.shape[0], dtype=torch.int32)
-    table = direct_table(num_src, ids.shape[0])
-    outputs = (array(unique), array(local))
-    count = relabel_hashed(array(ids), *outputs) if table is None else relabel_direct(array(ids), table, *outputs)
-    return rows, local[num_seeds:], unique[:count], edges
+    _draw(pointers, indices, edge_ids, seeds, keys, draw, rows, sources, edges)
+    table = direct_table(num_src, num_seeds + num_draws)
+    if table is None:
+        unique, local = unique_relabel(torch.cat([seeds, sources.long()]))
+        return rows, local[num_seeds:].int(), unique, edges
+    unique, local = torch.empty(num_seeds + num_draws, dtype=torch.int64), torch.empty(num_draws, dtype=torch.int32)
+    count = _number_block(array(seeds), array(sources), table, array(unique), array(local))
+    return rows, local, unique[:count], edges
+
+
+@njit(cache=True, nogil=True)
+def _number_block(seeds, sources, table, unique, local):
+    count = relabel_direct(seeds, table, unique, np.empty(len(seeds), np.int32), 0)
+    count = relabel_direct(sources, table, unique, local, count)
+    reset_table(table, unique, count)
+    return count
 
 
 def _draw(pointers, indices, edge_ids, seeds, keys, draw, rows, sources, edges):
@@ -89,7 +95,7 @@ def _draw_rows(
     for place in range(start, stop):
         begin, first, last = indptr[seeds[place]], rows[place], rows[place + 1]
         degree = indptr[seeds[place] + 1] - begin
-        if fanout < 0 or (degree <= fanout and not replace):
+        if fanout < 0 or degree == 0 or (degree <= fanout and not replace):
             for draw in range(last - first):
                 edges[first + draw] = begin + draw
         else:
