@@ -34,12 +34,13 @@ from torch import Tensor
 
 from core_kernels.comm.counters import ring_all_reduce_bytes
 from gnn_parallel.counts import StepCounts
+from gnn_parallel.exchange import TAGS
 from gnn_parallel.layers import LinearSplit, SoftmaxSplit, SplitLayer
 from gnn_parallel.strategies.base import id_dtype_for
 from gnn_parallel.strategies.nfp import sends_destinations
 from gnn_parallel.strategies.snp import roots_travel_projected
 
-__all__ = ["LayerShape", "Rates", "StepSeconds", "estimate_step_seconds", "sent_bytes"]
+__all__ = ["LayerShape", "Price", "Rates", "StepSeconds", "estimate_step_seconds", "sent_bytes"]
 
 _SIZE_BYTES = 8
 
@@ -82,6 +83,10 @@ class LayerShape:
     num_column_parameters: int
     placement: str
 
+    def reduced_elements(self, strategy: str) -> int:
+        """Return the elements of the gradient all-reduce."""
+        return self.num_parameters - (self.num_column_parameters if strategy == "nfp" else 0)
+
     @classmethod
     def of(
         cls, layer: SplitLayer, num_parameters: int, num_nodes: int, element_bytes: int, placement: str
@@ -113,44 +118,51 @@ def sent_bytes(strategy: str, counts: StepCounts, shape: LayerShape) -> dict[str
     Exact for the counts of a step; the average for average counts.
     """
     num_ranks = len(counts.seeds)
-    tags = _Tags(num_ranks)
-    if num_ranks > 1:
+    sent = _fill_tags(strategy, counts, shape).sent
+    for rank in range(num_ranks):
+        ring_bytes, _ = ring_all_reduce_bytes(shape.reduced_elements(strategy), shape.element_bytes, rank, num_ranks)
+        sent["parameter_gradients"][rank] += ring_bytes
+    return sent
+
+
+def _fill_tags(strategy: str, counts: StepCounts, shape: LayerShape) -> _Tags:
+    tags = _Tags(len(counts.seeds))
+    if tags.peers:
         {"gdp": _gdp_bytes, "nfp": _nfp_bytes, "snp": _snp_bytes, "dnp": _dnp_bytes}[strategy](tags, counts, shape)
-        elements = shape.num_parameters - (shape.num_column_parameters if strategy == "nfp" else 0)
-        for rank in range(num_ranks):
-            sent, _ = ring_all_reduce_bytes(elements, shape.element_bytes, rank, num_ranks)
-            tags.of["parameter_gradients"][rank] += sent
-    return tags.of
+    return tags
 
 
 class _Tags:
-    """Bytes per tag, filled in by the formulas of a strategy."""
+    """Bytes sent and received per tag and rank, filled in by the formulas of a strategy."""
 
     def __init__(self, num_ranks: int):
-        from gnn_parallel.exchange import TAGS
-
         self.peers = num_ranks - 1
-        self.of = {tag: torch.zeros(num_ranks, dtype=torch.float64) for tag in TAGS}
+        self.sent = {tag: torch.zeros(num_ranks, dtype=torch.float64) for tag in TAGS}
+        self.received = {tag: torch.zeros(num_ranks, dtype=torch.float64) for tag in TAGS}
 
     def ask(self, pairs: Tensor, bytes_per_item: int, tag: str) -> None:
         """Count what rank r sends to others about rows ``pairs[r, q]``."""
-        self.of[tag] += (pairs.sum(1) - pairs.diagonal()) * bytes_per_item
+        self.sent[tag] += (pairs.sum(1) - pairs.diagonal()) * bytes_per_item
+        self.received[tag] += (pairs.sum(0) - pairs.diagonal()) * bytes_per_item
 
     def answer(self, pairs: Tensor, bytes_per_item: int, tag: str) -> None:
         """Count what rank q sends back about rows ``pairs[r, q]``."""
-        self.of[tag] += (pairs.sum(0) - pairs.diagonal()) * bytes_per_item
+        self.ask(pairs.T, bytes_per_item, tag)
 
     def to_all(self, items: Tensor, bytes_per_item: int, tag: str) -> None:
         """Count items that every rank sends to every other."""
-        self.of[tag] += items * self.peers * bytes_per_item
+        self.sent[tag] += items * self.peers * bytes_per_item
+        self.received[tag] += (items.sum() - items) * bytes_per_item
 
     def from_all(self, items: Tensor, bytes_per_item: int, tag: str) -> None:
         """Count shares of rank r's items that every other rank sends to it."""
-        self.of[tag] += (items.sum() - items) * bytes_per_item
+        self.sent[tag] += (items.sum() - items) * bytes_per_item
+        self.received[tag] += items * self.peers * bytes_per_item
 
     def sizes(self, num: int) -> None:
         """Count ``num`` sizes told to every other rank."""
-        self.of["sizes"] += num * self.peers * _SIZE_BYTES
+        self.sent["sizes"] += num * self.peers * _SIZE_BYTES
+        self.received["sizes"] += num * self.peers * _SIZE_BYTES
 
     def fetch(self, pairs: Tensor, shape: LayerShape) -> None:
         """Count asking for feature rows and sending them."""
@@ -251,7 +263,7 @@ class StepSeconds:
 
 
 Price = Callable[[str, float], float]
-"""From a collective's name and the bytes the busiest rank sends to seconds."""
+"""From a collective's name, and the most bytes that leave or enter one rank (all_reduce: of the tensor), to seconds."""
 
 
 def estimate_step_seconds(
@@ -264,81 +276,83 @@ def estimate_step_seconds(
         counts: Average counts of a step.
         shape: The layer.
         rates: Measured speeds.
-        price: Prices ``"all_to_all"`` and ``"all_reduce"``.
+        price: Prices of collectives.
     """
     work = _work(strategy, counts, shape)
-    traffic = sent_bytes(strategy, counts, shape)
+    tags = _fill_tags(strategy, counts, shape)
     sample = (counts.upper_edges + work.sampled_edges) * rates.sample_seconds_per_edge
     sample = sample + work.split_edges * rates.split_seconds_per_edge
     load = work.read_bytes * rates.read_seconds_per_byte
-    moved = traffic["activations"] + traffic["activation_gradients"]
+    moved = tags.sent["activations"] + tags.sent["activation_gradients"]
     compute = (
         work.flops * rates.project_seconds_per_flop + moved * rates.row_seconds_per_byte + rates.upper_seconds_per_step
     )
     per_rank = sample + load + compute
     slowest = int(per_rank.argmax())
-    shuffle = 0.0
+    shuffle = reduce = 0.0
     if len(counts.seeds) > 1:
-        for tag in ("sizes", "ids", "features", "activations", "activation_gradients"):
-            busiest = float(traffic[tag].max())
-            calls = work.calls.get(tag, 0)
-            shuffle += calls * price("all_to_all", busiest / max(calls, 1)) if calls else 0.0
-    reduce_bytes = float(traffic["parameter_gradients"].max())
-    return StepSeconds(
-        float(sample[slowest]),
-        float(load[slowest]),
-        shuffle,
-        float(compute[slowest]),
-        price("all_reduce", reduce_bytes) if len(counts.seeds) > 1 else 0.0,
-    )
+        for tag, (collective, num_calls) in work.calls.items():
+            busiest = max(float(tags.sent[tag].max()), float(tags.received[tag].max()))
+            shuffle += num_calls * price(collective, busiest / num_calls)
+        reduce = price("all_reduce", shape.reduced_elements(strategy) * shape.element_bytes)
+    return StepSeconds(float(sample[slowest]), float(load[slowest]), shuffle, float(compute[slowest]), reduce)
 
 
 @dataclass
 class _Work:
-    """What a rank computes in a step, ``[W]`` each, and how many collectives a step takes per tag."""
+    """What a rank computes in a step, ``[W]`` each, and which collectives a step takes how often, per tag."""
 
     sampled_edges: Tensor
     read_bytes: Tensor
     flops: Tensor
     split_edges: Tensor
-    calls: dict[str, int]
+    calls: dict[str, tuple[str, int]]
 
 
 def _work(strategy: str, counts: StepCounts, shape: LayerShape) -> _Work:
     d, h, element = shape.input_width, shape.projected_width, shape.element_bytes
     num_ranks, none = len(counts.seeds), torch.zeros(len(counts.seeds), dtype=torch.float64)
-    sharded = shape.placement == "sharded"
     softmax = shape.algebra == "softmax"
     roots = h if shape.reads_roots and not softmax else 0
     # Forward and weight gradient: 4 operations per multiply-add; features take no gradient.
     per_row = 4.0 * d * (h + roots)
-    fetch_calls = {"sizes": 1, "ids": 1, "features": 1} if sharded else {}
     if strategy == "gdp":
         rows = counts.sources if softmax else counts.destinations
-        return _Work(counts.edges, counts.edges * d * element, rows * per_row, none, fetch_calls)
+        return _Work(counts.edges, counts.edges * d * element, rows * per_row, none, _calls(shape, fetches=1))
     if strategy == "nfp":
         rows = (counts.sources if softmax else counts.destinations).sum()
         all_edges = counts.edges.sum().expand(num_ranks)
-        share = 1.0 / num_ranks
-        calls = {"sizes": 1, "ids": 1, "activations": 1, "activation_gradients": 1}
-        if softmax:
-            calls |= {"activations": 2, "activation_gradients": 2}
-        return _Work(
-            counts.edges, all_edges * d * element * share, (rows * per_row * share).expand(num_ranks), none, calls
-        )
+        share, num_kinds = 1.0 / num_ranks, 2 if softmax else 1
+        calls = {
+            "sizes": ("all_gather", 1),
+            "ids": ("all_gather", 1),
+            "activations": ("reduce_scatter", num_kinds),
+            "activation_gradients": ("all_gather", num_kinds),
+        }
+        flops = (rows * per_row * share).expand(num_ranks)
+        return _Work(counts.edges, all_edges * d * element * share, flops, none, calls)
     if strategy == "snp":
         edges, rows = counts.virtual_edges.sum(0), counts.virtual_rows.sum(0)
         projected = counts.destinations if shape.state_is_raw else rows
         flops = (counts.virtual_sources if softmax else projected) * 4.0 * d * h + counts.destinations * 4.0 * d * roots
-        calls = {"sizes": 1, "ids": 1, "activations": 1, "activation_gradients": 0 if shape.state_is_raw else 1}
         extra = (1 if shape.query_width else 0) + (1 if shape.sends_roots else 0)
-        calls["activations"] += extra
-        calls["activation_gradients"] += extra
-        if sharded and shape.reads_roots and not shape.sends_roots:
-            calls = {**calls, "sizes": 2, "ids": 2, "features": 1}
+        fetches = 1 if shape.reads_roots and not shape.sends_roots else 0
+        calls = _calls(shape, fetches, 1, 1 + extra, extra + (0 if shape.state_is_raw else 1))
         return _Work(counts.edges, edges * d * element, flops, counts.edges, calls)
-    calls = {"sizes": 1, "ids": 1, "activations": 1, "activation_gradients": 1}
-    if sharded:
-        calls = {**calls, "sizes": 2, "ids": 2, "features": 1}
     rows = counts.owned_sources if softmax else counts.owned_destinations
-    return _Work(counts.owned_edges, counts.owned_edges * d * element, rows * per_row, none, calls)
+    read_bytes = counts.owned_edges * d * element
+    return _Work(counts.owned_edges, read_bytes, rows * per_row, none, _calls(shape, 1, 1, 1, 1))
+
+
+def _calls(
+    shape: LayerShape, fetches: int, requests: int = 0, activations: int = 0, gradients: int = 0
+) -> dict[str, tuple[str, int]]:
+    fetches = fetches if shape.placement == "sharded" else 0
+    numbers = {
+        "sizes": requests + fetches,
+        "ids": requests + fetches,
+        "features": fetches,
+        "activations": activations,
+        "activation_gradients": gradients,
+    }
+    return {tag: ("all_to_all", number) for tag, number in numbers.items() if number}

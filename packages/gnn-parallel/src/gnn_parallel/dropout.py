@@ -21,6 +21,9 @@ __all__ = ["keyed_dropout", "sampling_step"]
 _LAYER_OFFSET = 1 << 20
 """Keeps masks apart from the sampler's draws, whose layers count from 0."""
 
+_COLUMNS_PER_DRAW = 4
+"""64 random bits decide four columns, 16 bits each: p is met up to 2**-17."""
+
 _step: contextvars.ContextVar[tuple[int, int]] = contextvars.ContextVar("gnn_parallel_step", default=(0, 0))
 
 
@@ -53,6 +56,7 @@ def keyed_dropout(x: Tensor, node_ids: Tensor, p: float, layer: int, training: b
     if not training or p == 0:
         return x
     seed, step = _step.get()
-    columns = torch.arange(x.shape[1], device=x.device)
-    bits = random.random_bits(seed, step, _LAYER_OFFSET + layer, node_ids.view(-1, 1), columns)
-    return x * (random.uniform(bits, torch.float32) >= p).to(x.dtype) / (1 - p)
+    groups = torch.arange(-(-x.shape[1] // _COLUMNS_PER_DRAW), device=x.device)
+    bits = random.random_bits(seed, step, _LAYER_OFFSET + layer, node_ids.view(-1, 1), groups)
+    is_kept = bits.view(torch.int16)[:, : x.shape[1]] >= round(p * 2**16) - 2**15
+    return x * is_kept.to(x.dtype).mul_(1 / (1 - p))

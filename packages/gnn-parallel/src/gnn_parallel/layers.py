@@ -52,6 +52,10 @@ class View:
         weight: ``[edges]`` factor of each edge, ``None`` for 1.
         roots: int64 ``[rows]``, table row of each destination; ``None`` where destinations are elsewhere.
         scale: ``[rows]`` factor of each destination's aggregate, ``None`` for 1.
+        is_partial: Whether these are only some of the in-edges of their destinations.
+        rows: What :meth:`SplitLayer.load` read: aggregated rows, or rows of distinct sources.
+        local: Edges over the distinct sources, where ``rows`` are those.
+        root_rows: Feature rows of the destinations.
     """
 
     table: Tensor
@@ -60,15 +64,14 @@ class View:
     weight: Tensor | None = None
     roots: Tensor | None = None
     scale: Tensor | None = None
+    is_partial: bool = False
+    rows: Tensor | None = None
+    local: Graph | None = None
+    root_rows: Tensor | None = None
 
     def graph(self) -> Graph:
         """Return the edges as a graph from table rows to rows."""
         return Graph(self.indptr, self.sources, self.table.shape[0], validate=False)
-
-    def root_table(self) -> Tensor:
-        """Return the feature rows of the destinations."""
-        assert self.roots is not None
-        return self.table.index_select(0, self.roots)
 
 
 @dataclass(frozen=True)
@@ -140,9 +143,17 @@ class SplitLayer(ABC):
         """Return the weights ``[output, input_width]`` whose columns NFP spreads over ranks."""
         return []
 
+    def load(self, view: View) -> None:
+        """Read the features a view needs, all that can be done before gradients: sets ``rows``, ``root_rows``."""
+        unique, local = ops.unique_relabel(view.sources[:0], view.sources)
+        view.local = Graph(view.indptr, local, len(unique), validate=False)
+        view.rows = ops.gather(view.table, unique)
+        if view.roots is not None:
+            view.root_rows = ops.gather(view.table, view.roots)
+
     @abstractmethod
     def whole(self, view: View) -> Tensor:
-        """Compute complete result rows from all in-edges of the view's destinations."""
+        """Compute complete result rows from all in-edges of a loaded view's destinations."""
 
 
 class LinearSplit(SplitLayer):
@@ -206,26 +217,30 @@ class LinearSplit(SplitLayer):
         rows = F.linear(x, self.root_weight if columns is None else self.root_weight[:, columns])
         return rows if self.root_factor is None else rows * self.root_factor()
 
-    def aggregate(self, view: View, reduce: str) -> Tensor:
-        """Aggregate raw feature rows over the view's edges."""
-        return ops.spmm(view.graph(), view.table, weight=view.weight, reduce=reduce)
+    def load(self, view: View) -> None:
+        """Aggregate raw feature rows over the view's edges, and read the destinations' own."""
+        reduce = "sum" if view.is_partial and self.algebra == "mean" else self.algebra
+        if view.table.shape[1]:
+            view.rows = ops.spmm(view.graph(), view.table, weight=view.weight, reduce=reduce)
+        else:  # a rank without columns, under NFP with more ranks than columns
+            view.rows = view.table.new_zeros(len(view.indptr) - 1, 0)
+        if view.scale is not None:
+            view.rows *= view.scale[:, None]
+        if view.roots is not None:
+            view.root_rows = ops.gather(view.table, view.roots)
 
     def combine(self, view: View, columns: Columns = None) -> Tensor:
-        """Aggregate, project and add the own rows: all but ``finalize``, additive over column slices."""
-        aggregated = self.aggregate(view, self.algebra)
-        if view.scale is not None:
-            aggregated *= view.scale[:, None]
-        rows = self.project(aggregated, columns)
-        return rows + self.project_root(view.root_table(), columns) if self.reads_roots else rows
+        """Project a loaded view and add the own rows: all but ``finalize``, additive over column slices."""
+        rows = self.project(view.rows, columns)
+        return rows + self.project_root(view.root_rows, columns) if self.reads_roots else rows
 
     def whole(self, view: View) -> Tensor:
-        """Compute complete result rows from all in-edges of the view's destinations."""
+        """Compute complete result rows from all in-edges of a loaded view's destinations."""
         return self.finalize(self.combine(view))
 
     def partial(self, view: View) -> Tensor:
-        """Aggregate the view's edges into states that :meth:`merge` combines."""
-        state = self.aggregate(view, "max" if self.algebra == "max" else "sum")
-        return state if self.state_is_raw else self.project(state)
+        """Return the states of a loaded view's rows, for :meth:`merge`."""
+        return view.rows if self.state_is_raw else self.project(view.rows)
 
     def merge(self, states: Tensor, virtual: VirtualRows, scale: Tensor | None) -> Tensor:
         """Combine the states of each destination and project them where that is still to be done."""
@@ -319,15 +334,14 @@ class SoftmaxSplit(SplitLayer):
         return self.finish(values)
 
     def whole(self, view: View) -> Tensor:
-        """Compute complete result rows from all in-edges of the view's destinations."""
-        graph, rows = _relabelled(view)
-        projected, query = self.complete(self.project(rows), self.project_root(view.root_table()))
-        return self.attend(graph, projected, query)
+        """Compute complete result rows from all in-edges of a loaded view's destinations."""
+        projected, query = self.complete(self.project(view.rows), self.project_root(view.root_rows))
+        return self.attend(view.local, projected, query)
 
     def partial(self, view: View, query: Tensor) -> Tensor:
-        """Return (log-sum-exp per head, values) of the view's edges, ``[rows, state_width]``."""
-        graph, rows = _relabelled(view)
-        projected = self.project(rows) if self.bias is None else self.project(rows) + self.bias
+        """Return (log-sum-exp per head, values) of a loaded view's edges, ``[rows, state_width]``."""
+        graph = view.local
+        projected = self.project(view.rows) if self.bias is None else self.project(view.rows) + self.bias
         logits = self.score(graph, projected, query)
         # The shift m cancels in the result, so it needs no gradient.
         m = ops.segment_reduce(logits.detach(), graph.indptr, "max")
@@ -375,16 +389,12 @@ class WholeLayer(SplitLayer):
         """Return why this layer cannot run under NFP and SNP."""
         return {"nfp": self.reason, "snp": self.reason}
 
+    def load(self, view: View) -> None:
+        """Read the distinct sources, the destinations first."""
+        unique, local = ops.unique_relabel(view.roots, view.sources.to(view.roots.dtype))
+        view.local = Graph(view.indptr, local, len(unique), validate=False)
+        view.rows = ops.gather(view.table, unique)
+
     def whole(self, view: View) -> Tensor:
-        """Compute complete result rows from all in-edges of the view's destinations."""
-        assert view.roots is not None
-        num_rows = len(view.roots)
-        unique, local = ops.unique_relabel(view.roots, view.sources.long())
-        graph = Graph(view.indptr, local, len(unique), validate=False)
-        return self.call(graph, view.table.index_select(0, unique), num_rows)
-
-
-def _relabelled(view: View) -> tuple[Graph, Tensor]:
-    """Return the view's edges over its distinct sources only, and their feature rows."""
-    unique, local = ops.unique_relabel(view.sources[:0], view.sources)
-    return Graph(view.indptr, local, len(unique), validate=False), view.table.index_select(0, unique)
+        """Call the layer on all in-edges of a loaded view's destinations."""
+        return self.call(view.local, view.rows, view.local.num_dst)

@@ -41,7 +41,9 @@ class SampledGNN(nn.Module):
         for depth, (conv, block) in enumerate(zip(self.convs, blocks, strict=True)):
             x = conv(block, x)
             if depth < len(self.convs) - 1:
-                x = keyed_dropout(F.relu(x), block.dst_ids, self.dropout, layer=depth, training=self.training)
+                x = F.relu(x)
+            if depth < len(self.convs) - 1 and self.training and self.dropout:
+                x = keyed_dropout(x, block.dst_ids, self.dropout, layer=depth)
         return x
 
 

@@ -25,7 +25,7 @@ from core_kernels.comm import Group
 from gnn_parallel.adapters import find_input_layer, split_layer
 from gnn_parallel.cache import choose_cached
 from gnn_parallel.clock import TERMS
-from gnn_parallel.cost_model import LayerShape, Rates, StepSeconds, estimate_step_seconds, sent_bytes
+from gnn_parallel.cost_model import LayerShape, Price, Rates, StepSeconds, estimate_step_seconds, sent_bytes
 from gnn_parallel.counts import StepCounts, count_step
 from gnn_parallel.data import TrainingData
 from gnn_parallel.errors import PlanMismatchError, input_error
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["choose_strategy", "parse_cache", "parse_fanouts"]
 
 _MIN_STEPS, _MAX_STEPS = 3, 16
+_MEASURE_SECONDS = 2.0
+"""Time to spend on measuring collectives when no saved interconnect is given."""
 _T_95 = {2: 12.7, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}
 """Two-sided 95 % points of Student's t by number of samples; beyond the table the normal's."""
 
@@ -65,6 +67,7 @@ def choose_strategy(
     rates: Rates | None = None,
     measure: bool = True,
     input_layer: str | None = None,
+    group_shape: str | None = None,
     group: Group | None = None,
 ) -> Plan:
     """Plan the training of a model on a graph.
@@ -88,6 +91,7 @@ def choose_strategy(
         rates: Measured rates; left out, measured now.
         measure: Whether to measure what is left out; else it counts as free, and only bytes tell strategies apart.
         input_layer: Dotted name of the input layer, when the model has several candidates.
+        group_shape: ``"HxR"``, hosts and ranks of each; one host, or the shape ``interconnect`` was measured on.
         group: The ranks, when they exist already: planning is then shared out over them.
 
     Returns:
@@ -125,8 +129,9 @@ def choose_strategy(
     if interconnect is None and group is not None and world_size > 1 and measure:
         from core_kernels.interconnect import Interconnect
 
-        interconnect = Interconnect.measure(group)
-    dry_run = _DryRun(data, layer, shape, fanouts, seed, schedule, rates, interconnect, cached_rows, group)
+        interconnect = Interconnect.measure(group, budget_seconds=_MEASURE_SECONDS)
+    price = _make_price(interconnect, group_shape, world_size)
+    dry_run = _DryRun(data, layer, shape, fanouts, seed, schedule, rates, price, cached_rows, group)
     dry_run.sample(num_steps)
     candidates = dry_run.candidates(memory_bytes)
     runnable = [candidate for candidate in candidates if not candidate.reason]
@@ -171,7 +176,7 @@ class _DryRun:
     seed: int
     schedule: BatchSchedule
     rates: Rates
-    interconnect: Interconnect | None
+    price: Price
     cached_rows: int
     group: Group | None
 
@@ -191,7 +196,7 @@ class _DryRun:
             for counts in self._count(list(steps)):
                 self.counts.append(counts)
                 for name, seconds in self.seconds.items():
-                    seconds.append(estimate_step_seconds(name, counts, self.shape, self.rates, self._price))
+                    seconds.append(estimate_step_seconds(name, counts, self.shape, self.rates, self.price))
             if num_steps is None and len(self.counts) >= _MIN_STEPS and self._is_clear():
                 return
 
@@ -255,9 +260,6 @@ class _DryRun:
             held.append(mask)
         return held
 
-    def _price(self, collective: str, num_bytes: float) -> float:
-        return 0.0 if self.interconnect is None else self.interconnect.seconds(collective, num_bytes)
-
     def _is_clear(self) -> bool:
         """Whether the 95 % interval of the difference of the two cheapest excludes zero."""
         runnable = [name for name in STRATEGIES if name not in self.layer.obstacles()]
@@ -281,6 +283,15 @@ class _DryRun:
                 ).max()
             )
         return round(features + rows * (row_bytes + 2 * shape.projected_width * shape.element_bytes))
+
+
+def _make_price(interconnect: Interconnect | None, group_shape: str | None, world_size: int) -> Price:
+    if interconnect is None or world_size == 1:
+        return lambda collective, num_bytes: 0.0
+    measured = interconnect.group_shape
+    fits = measured and math.prod(int(part) for part in measured.split("x")) == world_size
+    shape = group_shape or (measured if fits else f"1x{world_size}")
+    return lambda collective, num_bytes: interconnect.seconds(collective, num_bytes, shape)
 
 
 _PAIRS = {"destinations_by_owner", "virtual_rows", "virtual_edges", "remote_roots", "fetch_gdp", "fetch_dnp"}

@@ -6,10 +6,10 @@ that share cores or memory bandwidth see each other's load, as they will in trai
 
 from __future__ import annotations
 
-import copy
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,6 @@ def measure_rates(
     Collective: all ranks of ``group``.
     """
     group = group or Group.single()
-    model = copy.deepcopy(model)
     _, module = find_input_layer(model)
     layer = split_layer(module, data.graph)
     batch = BatchSchedule(data.train_ids, batch_size, seed).batches(0)[0]
@@ -63,9 +62,27 @@ def measure_rates(
     seeds = max(shares, key=len) if group.size == 1 else shares[group.rank]
     if not len(seeds):
         seeds = batch[:1]
-    bench = _Bench(data, model, module, layer, fanouts, seed, seeds, repeats, group)
-    rates = torch.tensor(bench.measure(), dtype=torch.float64)
+    with _left_as_it_is(model):
+        bench = _Bench(data, model, module, layer, fanouts, seed, seeds, repeats, group)
+        rates = torch.tensor(bench.measure(), dtype=torch.float64)
     return Rates(*(group.all_reduce(rates, tag="planning") / group.size).tolist())
+
+
+@contextmanager
+def _left_as_it_is(model: nn.Module) -> Iterator[None]:
+    """Restore gradients, buffers and mode of a model; optimizers inside must have a learning rate of 0."""
+    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    was_training = model.training
+    model.train()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+        for parameter, grad in grads:
+            parameter.grad = grad
+        for buffer, value in buffers:
+            buffer.copy_(value)
 
 
 class _Bench:
@@ -85,7 +102,7 @@ class _Bench:
     ):
         self.data, self.model, self.module, self.layer = data, model, module, layer
         self.fanouts, self.seed, self.seeds, self.repeats, self.group = fanouts, seed, seeds, repeats, group
-        self.optimizer = torch.optim.Adam(model.parameters())
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=0.0)
 
     def measure(self) -> list[float]:
         """Return the fields of :class:`Rates`, in order."""
@@ -150,6 +167,7 @@ class _Bench:
             destinations,
             None if scale is None else scale[destinations],
         )
+        self.layer.load(view)
         rows = self.layer.whole(view)
         with answering(self.module, rows), sampling_step(self.seed, 0):
             output = self.model([InputBlock(destinations), *blocks], None)

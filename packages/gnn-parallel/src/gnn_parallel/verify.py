@@ -79,10 +79,9 @@ def run_reference(
         seed: Of batches and sampling.
         call: How to call the model, when not as ``model(blocks, x)``.
     """
-    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
     results = []
     for step, batch in enumerate(BatchSchedule(seeds, batch_size, seed).batches(0)[:num_steps]):
-        optimizer.zero_grad()
+        model.zero_grad()
         blocks = ops.sample_blocks(graph, batch, list(fanouts), seed=seed, step=step)
         with sampling_step(seed, step):
             x = features[blocks[0].src_ids]
@@ -91,7 +90,7 @@ def run_reference(
         loss.backward()
         gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
         results.append(StepResult(float(loss.detach()), gradients))
-        optimizer.step()
+        _descend(model, learning_rate)
     return results
 
 
@@ -128,18 +127,25 @@ def run_strategy(
         **options,
     )
     engine = Engine(plan, model, group)
-    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
     results = []
     for batch in engine.loader(seeds, labels):
         if batch.step >= num_steps:
             break
-        optimizer.zero_grad()
+        model.zero_grad()
         loss = F.cross_entropy(engine(batch), batch.y)
         engine.backward(loss)
         mine = loss.detach().double() * batch.share if len(batch.seeds) else torch.zeros((), dtype=torch.float64)
         results.append(StepResult(float(group.all_reduce(mine, tag="verify")), engine.gradients()))
-        optimizer.step()
+        _descend(model, learning_rate)
     return results, engine
+
+
+def _descend(model: nn.Module, learning_rate: float) -> None:
+    """Take a step of plain gradient descent; torch.optim would first import its compiler, seconds per rank."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.sub_(parameter.grad, alpha=learning_rate)
 
 
 def compare(found: list[StepResult], expected: list[StepResult]) -> Difference:

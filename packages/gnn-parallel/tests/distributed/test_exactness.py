@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from core_kernels import partition_graph
+from core_kernels import ops, partition_graph
+from gnn_parallel.layers import LinearSplit, SoftmaxSplit
 from gnn_parallel.models import make_model
 from gnn_parallel.strategies import STRATEGIES
 from gnn_parallel.verify import compare, run_reference, run_strategy
@@ -88,3 +89,87 @@ def test_grid_agrees_when_features_are_sharded_and_cached(four_ranks, two_way_pr
 def test_grid_agrees_with_one_process_in_float32(four_ranks, problem32):
     results = four_ranks.run(compare_grid, problem32, 4, (*ONE_WAY_LAYERS, "gcn"), ("metis",), {})
     assert_all_below(results, 1e-5)
+
+
+def break_mean(self, states, virtual, scale):
+    """Average the means of the parts, as the released APT does, instead of merging (sum, count)."""
+    means = states / virtual.counts[:, None].to(states.dtype)
+    num_parts = torch.bincount(virtual.destination, minlength=virtual.num_destinations).clamp(min=1)
+    merged = virtual.sum(means) / num_parts[:, None].to(states.dtype)
+    return self.project(merged) if self.state_is_raw else merged
+
+
+def break_softmax(self, states, virtual, scale=None):
+    """Average the values of the parts, each normalised by itself."""
+    num_parts = torch.bincount(virtual.destination, minlength=virtual.num_destinations).clamp(min=1)
+    merged = virtual.sum(states[:, self.heads :]) / num_parts[:, None].to(states.dtype)
+    return merged.view(-1, self.heads, self.channels)
+
+
+def break_stateless_draws(*args, **kwargs):
+    """Draw neighbours from a stream that every rank consumes for itself."""
+    kwargs["seed"] = int(torch.randint(1 << 30, ()))
+    return _sample_neighbors(*args, **kwargs)
+
+
+_sample_neighbors = ops.sample_neighbors
+
+
+def compare_broken(group, problem, layer, strategy, owner, name, replacement):
+    kept = getattr(owner, name)
+    setattr(owner, name, replacement)
+    try:
+        return compare_grid(group, problem, 3, (layer,), ("random",), {})
+    finally:
+        setattr(owner, name, kept)
+
+
+def compare_mean_of_means(group, problem):
+    return compare_broken(group, problem, "sage", "snp", LinearSplit, "merge", break_mean)
+
+
+def compare_unmerged_softmax(group, problem):
+    return compare_broken(group, problem, "gat", "snp", SoftmaxSplit, "merge", break_softmax)
+
+
+def compare_streamed_sampler(group, problem):
+    torch.manual_seed(group.rank)
+    return compare_broken(group, problem, "sage", "dnp", ops, "sample_neighbors", break_stateless_draws)
+
+
+@pytest.mark.parametrize(
+    ("twin", "broken", "whole"),
+    [
+        (compare_mean_of_means, ("sage", "random", "snp"), ("sage", "random", "dnp")),
+        (compare_unmerged_softmax, ("gat", "random", "snp"), ("gat", "random", "dnp")),
+        (compare_streamed_sampler, ("sage", "random", "dnp"), None),
+    ],
+)
+def test_twins_that_break_the_merge_or_the_draws_are_caught(four_ranks, problem, twin, broken, whole):
+    differences = four_ranks.run(twin, problem)[0]
+    assert differences[broken][0] > 1e-3
+    assert whole is None or differences[whole][0] < 1e-10
+
+
+def train_fifty_steps(whole_group, problem):
+    group = first_ranks(whole_group, 3)
+    if group is None:
+        return None
+    arguments = (problem.features, problem.labels)
+    weights = {}
+    shape = (problem.seeds.repeat(1), problem.fanouts, 2, 50)
+    reference = build(problem, "sage")
+    run_reference(problem.graph, reference, *arguments, *shape, learning_rate=0.05)
+    book = partition(problem.graph, 3, "metis")
+    for strategy in STRATEGIES:
+        _, engine = run_strategy(
+            group, strategy, problem.graph, build(problem, "sage"), *arguments, book, *shape, learning_rate=0.05
+        )
+        found = engine.state_dict()
+        weights[strategy] = max(float((found[k] - v).abs().max()) for k, v in reference.state_dict().items())
+    return weights
+
+
+def test_weights_after_fifty_float32_steps(four_ranks, problem32):
+    differences = four_ranks.run(train_fifty_steps, problem32)[0]
+    assert max(differences.values()) < 1e-4, differences

@@ -66,31 +66,32 @@ class Context:
         with self.clock("sample"):
             return sample_in_edges(self.graph, destinations, self.fanout, self.seed, step, self.depth, self.layer)
 
-    def view(self, indptr: Tensor, sources: Tensor, destinations: Tensor | None, local: bool = False) -> View:
-        """Find the features of sources and destinations given by node id.
+    def view(self, indptr: Tensor, sources: Tensor, destinations: Tensor | None, is_partial: bool = False) -> View:
+        """Find and read the features of sources and destinations given by node id.
 
         Args:
             indptr: int64 ``[rows + 1]``.
             sources: Node id of each edge's source.
-            destinations: Node id of each row, ``None`` where rows are partial.
-            local: Whether this rank can read all of them without communication.
+            destinations: Node id of each row, ``None`` where nothing is known of them.
+            is_partial: Whether rows have only those in-edges whose source this rank can read by itself.
 
-        Collective: all ranks, unless ``local`` or replicated.
+        Collective: all ranks, unless partial or replicated.
         """
         layer = self.layer
         with self.clock("load"):
             weight = None if layer.source_scale is None else layer.source_scale[sources]
-            whole = destinations is not None
-            scale = layer.destination_scale[destinations] if whole and layer.destination_scale is not None else None
-            find = self.features.local if local else self.features.lookup
-            if not (whole and layer.reads_roots):
+            has_scale = destinations is not None and layer.destination_scale is not None
+            scale = layer.destination_scale[destinations] if has_scale else None
+            find = self.features.local if is_partial else self.features.lookup
+            roots = destinations if layer.reads_roots else None
+            if roots is None or self.placement == "replicated":
                 table, rows = find(sources)
-                return View(table, indptr, rows, weight, None, scale)
-            if self.placement == "replicated":
-                table, rows = find(sources)
-                return View(table, indptr, rows, weight, destinations, scale)
-            table, rows = find(torch.cat([destinations, sources.to(destinations.dtype)]))
-            return View(table, indptr, rows[len(destinations) :], weight, rows[: len(destinations)], scale)
+            else:
+                table, rows = find(torch.cat([roots, sources.to(roots.dtype)]))
+                roots, rows = rows[: len(roots)], rows[len(roots) :]
+            view = View(table, indptr, rows, weight, roots, scale, is_partial)
+            layer.load(view)
+        return view
 
 
 class Strategy(ABC):

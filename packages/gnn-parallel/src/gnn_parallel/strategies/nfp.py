@@ -96,9 +96,10 @@ class NodeFeatureParallel(Strategy):
             counts = sizes.T.tolist()
             parts = split_runs(received, counts)
         if parcel.graph is not None:
-            table, rows = context.features.lookup(parts[0])
-            view = View(table, torch.zeros(1, dtype=torch.int64), rows, None, parts[1].long())
-            return Work(view, counts, parcel.graph)
+            with context.clock("load"):
+                sources, roots = (ops.gather(*context.features.lookup(part)) for part in parts)
+            empty = torch.zeros(1, dtype=torch.int64)
+            return Work(View(sources, empty, empty[:0], rows=sources, root_rows=roots), counts, parcel.graph)
         indptr = torch.zeros(len(parts[0]) + 1, dtype=torch.int64)
         torch.cumsum(parts[0], 0, out=indptr[1:])
         destinations = parts[2].long() if len(parts) == 3 else None
@@ -110,8 +111,7 @@ class NodeFeatureParallel(Strategy):
         if isinstance(layer, LinearSplit):
             return [layer.combine(view, self.columns)]
         assert isinstance(layer, SoftmaxSplit)
-        sources = view.table.index_select(0, view.sources)
-        return [layer.project(sources, self.columns), layer.project_root(view.root_table(), self.columns)]
+        return [layer.project(view.rows, self.columns), layer.project_root(view.root_rows, self.columns)]
 
     def reshuffle(self, work: Work, rows: list[Tensor]) -> Tensor:
         """Add the shares at home and complete the rows."""

@@ -99,7 +99,7 @@ class Work:
         row_counts: Virtual rows of each rank.
         parcel: What this rank asked for.
         scale: Factor of each own destination, or ``None``.
-        roots: ``(table, rows)`` of own destinations, or of the destinations others asked for.
+        root_rows: Feature rows of own destinations, or of the destinations others asked for.
         root_counts: Own rows asked by each rank; ``None`` when roots are read where they are needed.
     """
 
@@ -107,7 +107,7 @@ class Work:
     row_counts: list[int]
     parcel: Parcel
     scale: Tensor | None
-    roots: tuple[Tensor, Tensor] | None
+    root_rows: Tensor | None
     root_counts: list[int] | None
 
 
@@ -160,15 +160,17 @@ class SourceNodeParallel(Strategy):
             counts, sources, roots = split_runs(received, [row_counts, edge_counts, root_counts])
             indptr = torch.zeros(len(counts) + 1, dtype=torch.int64)
             torch.cumsum(counts, 0, out=indptr[1:])
-        view = context.view(indptr, sources, None, local=True)
+        view = context.view(indptr, sources, None, is_partial=True)
         scales = context.layer.destination_scale
         scale = None if scales is None else scales[parcel.destinations]
         if not context.layer.reads_roots:
             return Work(view, row_counts, parcel, scale, None, None)
         with clock("load"):
             if self.sends_roots:
-                return Work(view, row_counts, parcel, scale, context.features.local(roots.long()), root_counts)
-            return Work(view, row_counts, parcel, scale, context.features.lookup(parcel.destinations), None)
+                root_rows = ops.gather(*context.features.local(roots.long()))
+                return Work(view, row_counts, parcel, scale, root_rows, root_counts)
+            root_rows = ops.gather(*context.features.lookup(parcel.destinations))
+            return Work(view, row_counts, parcel, scale, root_rows, None)
 
     def execute(self, work: Work) -> tuple[Tensor, Tensor | None]:
         """Compute partial states for all ranks, and the own rows of this rank's destinations."""
@@ -184,11 +186,10 @@ class SourceNodeParallel(Strategy):
 
     def _project_roots(self, work: Work) -> Tensor | None:
         """Project own rows of destinations, here or at their owners, and return them in the batch's order."""
-        if work.roots is None:
+        if work.root_rows is None:
             return None
         context, parcel = self.context, work.parcel
-        table, rows = work.roots
-        projected = context.layer.project_root(table.index_select(0, rows))
+        projected = context.layer.project_root(work.root_rows)
         if work.root_counts is None:
             return projected
         received = exchange_rows(context.group, projected, work.root_counts, parcel.root_counts, context.clock)

@@ -1,0 +1,221 @@
+"""Plans: what they choose, refuse, say and save; caches; sampler freshness."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from core_kernels import Graph, ops, partition_graph
+from core_kernels.errors import ArgumentError
+from core_kernels.interconnect import Interconnect
+from gnn_parallel import (
+    Engine,
+    InputError,
+    Plan,
+    PlanMismatchError,
+    UnsupportedLayerError,
+    WholeLayer,
+    plan,
+    split_layer,
+)
+from gnn_parallel.cache import choose_cached
+from gnn_parallel.cost_model import Rates
+from gnn_parallel.dropout import keyed_dropout, sampling_step
+from gnn_parallel.loader import BatchSchedule, share_seeds
+from gnn_parallel.models import make_model
+
+RATES = Rates(5e-9, 1e-10, 1e-11, 1e-10, 5e-9, 1e-3)
+
+
+def make(problem, num_parts=3, **options):
+    model = make_model("sage", problem.features.shape[1], 8, 3, 2, dtype=problem.features.dtype)
+    arguments = {
+        "features": problem.features,
+        "partition": partition_graph(problem.graph, num_parts, "random", seed=1),
+        "fanouts": problem.fanouts,
+        "batch_size": problem.batch_size,
+        "seeds": problem.seeds,
+        "rates": RATES,
+        "interconnect": Interconnect.preset("ethernet-1gbit"),
+    }
+    return plan(problem.graph, model, **(arguments | options)), model
+
+
+def test_the_cheapest_strategy_is_chosen_and_explained(problem):
+    made, _ = make(problem)
+    cheapest = min(made.candidates, key=lambda candidate: candidate.predicted_seconds)
+    assert made.strategy == cheapest.strategy == "gdp"
+    text = made.explain()
+    for name in ("gdp", "nfp", "snp", "dnp", "sample", "load", "shuffle", "compute", "reduce", "next best"):
+        assert name in text
+
+
+def test_a_slow_link_to_sharded_features_changes_the_choice():
+    generator = torch.Generator().manual_seed(0)
+    graph = Graph.from_edge_index(torch.randint(0, 400, (2, 4000), generator=generator), 400)
+    model = make_model("sage", 512, 8, 3, 2)
+    made = plan(
+        graph,
+        model,
+        features=torch.randn(400, 512, generator=generator),
+        partition=partition_graph(graph, 4, "random"),
+        fanouts=[5, 5],
+        batch_size=64,
+        placement="sharded",
+        rates=RATES,
+        interconnect=Interconnect.preset("ethernet-1gbit"),
+        group_shape="4x1",
+    )
+    assert made.strategy in ("snp", "nfp")
+    assert made.predicted.predicted_seconds < 0.7 * made.candidate("gdp").predicted_seconds
+
+
+def test_a_saved_plan_is_bound_to_the_data_it_was_made_for(problem, tmp_path):
+    made, model = make(problem, num_parts=1)
+    loaded = Plan.load(made.save(tmp_path / "plan.json"))
+    assert loaded == made
+    with pytest.raises(PlanMismatchError, match=r"plan\.bind"):
+        Engine(loaded, model)
+    book = partition_graph(problem.graph, 1)
+    Engine(loaded.bind(problem.graph, problem.features, book, problem.seeds), model)
+    with pytest.raises(PlanMismatchError, match="made for graph"):
+        loaded.bind(problem.graph.symmetrized(), problem.features, book)
+    with pytest.raises(PlanMismatchError, match="2 parts; expected world_size=1"):
+        loaded.bind(problem.graph, problem.features, partition_graph(problem.graph, 2, "random"))
+    (tmp_path / "other.json").write_text('{"schema": "something.else"}')
+    with pytest.raises(ArgumentError, match="schema"):
+        Plan.load(tmp_path / "other.json")
+
+
+def test_an_engine_refuses_another_number_of_ranks(problem):
+    made, model = make(problem, num_parts=3)
+    with pytest.raises(PlanMismatchError, match="world_size=3"):
+        Engine(made, model)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fanouts": []}, "fanouts"),
+        ({"fanouts": [0, 3]}, "at least 1, or -1"),
+        ({"fanouts": [float("nan"), 3]}, "fanouts"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"seeds": torch.zeros(0, dtype=torch.int64)}, "at least one node"),
+        ({"seeds": torch.zeros(3)}, "int64"),
+        ({"strategy": "best"}, "auto or one of gdp, nfp, snp, dnp"),
+        ({"placement": "nowhere"}, "replicated, sharded"),
+        ({"cache": "10%"}, "sharded"),
+        ({"cache": "many", "placement": "sharded"}, "a size"),
+        ({"cache": 10**9, "placement": "sharded"}, "between 0 and the graph's 120 rows"),
+        ({"features": torch.zeros(3, 7)}, "120 rows"),
+        ({"features": torch.zeros(120, 7, dtype=torch.int64)}, "floating"),
+        ({"memory_bytes": 10}, "needs .* bytes of memory per rank"),
+    ],
+)
+def test_bad_input_names_argument_value_and_remedy(problem, options, message):
+    with pytest.raises((InputError, PlanMismatchError), match=message) as error:
+        make(problem, **options)
+    assert ";" in str(error.value)
+
+
+def test_wrong_widths_and_types_are_refused(problem):
+    made, _ = make(problem, num_parts=1)
+    with pytest.raises(InputError, match="9 columns"):
+        Engine(made, make_model("sage", 9, 8, 3, 2, dtype=torch.float64))
+    with pytest.raises(InputError, match="float64"):
+        Engine(made, make_model("sage", 7, 8, 3, 2))
+
+
+class Median(nn.Module):
+    """A layer nobody can merge."""
+
+    in_channels, out_channels = 7, 7
+
+    def split_layer(self, graph):
+        return WholeLayer(lambda graph, x, num_rows: x[:num_rows], 7, 7, "a median has no mergeable state")
+
+
+def test_a_layer_without_a_mergeable_state_gets_gdp_and_dnp_and_the_plan_says_why(problem):
+    made, _ = make(problem)
+    book = partition_graph(problem.graph, 3, "random", seed=1)
+    made = plan(
+        problem.graph,
+        nn.Sequential(Median(), nn.Linear(7, 3)),
+        features=problem.features,
+        partition=book,
+        fanouts=[3],
+        batch_size=18,
+        rates=RATES,
+    )
+    assert made.strategy in ("gdp", "dnp")
+    assert made.explain().count("a median has no mergeable state") == 2
+    with pytest.raises(UnsupportedLayerError, match="no adapter"):
+        split_layer(nn.Linear(3, 3), problem.graph)
+
+
+def test_memory_limits_are_reported_per_strategy(problem):
+    made, _ = make(problem)
+    needed = {candidate.strategy: candidate.memory_bytes for candidate in made.candidates}
+    limited, _ = make(problem, memory_bytes=needed["nfp"])
+    assert limited.strategy == "nfp"
+    assert "memory per rank" in limited.candidate("gdp").reason
+
+
+def test_sampling_stops_when_the_choice_is_clear(problem):
+    clear, _ = make(problem, batch_size=2)
+    assert clear.num_steps_sampled < clear.steps_per_epoch
+
+
+def is_fresh(sample):
+    """Whether samples differ between steps, between layers, and between seeds of the generator."""
+    reference = sample(seed=1, step=0, layer=0)
+    return all(
+        not torch.equal(reference, sample(**({"seed": 1, "step": 0, "layer": 0} | change)))
+        for change in ({"step": 1}, {"layer": 1}, {"seed": 2})
+    ) and torch.equal(reference, sample(seed=1, step=0, layer=0))
+
+
+def test_samples_are_fresh_and_a_constant_sampler_seed_is_caught(problem):
+    seeds = torch.arange(60)
+    assert is_fresh(lambda **keys: ops.sample_neighbors(problem.graph, seeds, 2, **keys)[1])
+    assert not is_fresh(lambda **keys: ops.sample_neighbors(problem.graph, seeds, 2, seed=7777777)[1])
+
+
+def test_dropout_is_keyed_by_node_and_step():
+    x, nodes = torch.ones(200, 65), torch.arange(200)
+    with sampling_step(seed=1, step=5):
+        first = keyed_dropout(x, nodes, 0.3, layer=0)
+        assert torch.equal(first.flip(0), keyed_dropout(x, nodes.flip(0), 0.3, layer=0))
+    with sampling_step(seed=1, step=6):
+        assert not torch.equal(first, keyed_dropout(x, nodes, 0.3, layer=0))
+    assert first.mean() == pytest.approx(1.0, abs=0.03)
+    assert torch.equal(keyed_dropout(x, nodes, 0.3, 0, training=False), x)
+    with pytest.raises(InputError, match=r"p=1\.5"):
+        keyed_dropout(x, nodes, 1.5, layer=0)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.2])
+def test_cached_rows_hit_nearly_as_often_as_the_best_static_set(share):
+    generator = torch.Generator().manual_seed(0)
+    popular = (torch.rand(20_000, generator=generator) ** 3 * 2000).long()
+    graph = Graph.from_edge_index(torch.stack([popular, torch.randint(0, 2000, (20_000,), generator=generator)]), 2000)
+    seeds = torch.arange(0, 2000, 3)
+    owner = torch.arange(2000) % 2
+    reads = torch.zeros(2000)
+    for step, batch in enumerate(BatchSchedule(seeds, 128).batches(0) + BatchSchedule(seeds, 128).batches(1)):
+        mine = share_seeds(batch, owner, 2)[0]
+        remote = ops.sample_blocks(graph, mine, [5, 5], step=step)[0].src_ids
+        reads[remote[owner[remote] == 1]] += 1
+    num_rows = int(share * 2000)
+    best = reads.topk(num_rows).values.sum()
+    chosen = reads[choose_cached(graph, owner, 0, num_rows, seeds, (5, 5), "gdp")].sum()
+    assert chosen / best >= 0.97
+
+
+def test_one_rank_needs_no_interconnect_and_costs_no_traffic(problem):
+    made, _ = make(problem, num_parts=1, interconnect=None)
+    assert all(candidate.bytes == 0 for candidate in made.candidates)
+    assert dataclasses.asdict(made.predicted)["seconds"]["shuffle"] == 0
