@@ -84,8 +84,14 @@ class _NumbaEmitter(LoopEmitter):
     def narrow_writes(self) -> str | None:
         return None
 
-    def condition(self, test: str) -> str:
-        return f"if {test}"
+    def scope(self) -> str | None:
+        return None
+
+    def condition(self, *tests: str) -> str:
+        return f"if {' and '.join(tests)}"
+
+    def add_to(self, name: str, value: str) -> str:
+        return f"{name} = {name} + {value}"
 
     def let(self, name: str, value: str) -> str:
         return f"{name} = {value}"

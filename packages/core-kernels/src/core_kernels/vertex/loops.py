@@ -36,6 +36,9 @@ class LoopEmitter(ABC):
         parameters: Names of the arrays the text uses: ``a3`` input 3, ``o7`` stored value 7, ``s9`` partial sums.
     """
 
+    #: Whether loops may leave edge values in scratch memory of the row.
+    keeps_edge_values = True
+
     def __init__(self, plan: Plan, kernel: Kernel):
         self.plan, self.kernel, self.nodes = plan, kernel, plan.program.nodes
         self.lines: list[str] = []
@@ -60,6 +63,10 @@ class LoopEmitter(ABC):
         """Open a nested block."""
 
     @abstractmethod
+    def scope(self) -> str | None:
+        """Return the header of a block that only limits the life of names, None if the language needs none."""
+
+    @abstractmethod
     def for_range(self, variable: str, start: str, stop: str) -> str:
         """Return the header of a counting loop."""
 
@@ -68,12 +75,16 @@ class LoopEmitter(ABC):
         """Return the header of the loop over a feature axis."""
 
     @abstractmethod
-    def condition(self, test: str) -> str:
-        """Return the header of a conditional block."""
+    def condition(self, *tests: str) -> str:
+        """Return the header of a block that runs when all tests hold."""
 
     @abstractmethod
     def let(self, name: str, value: str) -> str:
         """Return the definition of a local value."""
+
+    @abstractmethod
+    def add_to(self, name: str, value: str) -> str:
+        """Return the addition of something to a local value."""
 
     @abstractmethod
     def set(self, place: str, value: str) -> str:
@@ -154,14 +165,15 @@ class LoopEmitter(ABC):
             self.emit_ends(number)
             self.prefetch(number, self._wide_far_arrays(loop))
             self._edge = f"(p - lo{number})"
-            self.emit_body(loop.roots)
+            self.emit_body([root for root in loop.roots if root.action != "keep" or self.keeps_edge_values])
         self.after_loop()
         for root in reductions:
             empty = self.nodes[root.target].attr or 0.0
             if root.action != "sum" or empty != 0.0:
                 with self.block(self.condition(f"lo{number} == hi{number}")):
                     self._fill_accumulator(root.target, empty)
-        self._available |= {root.value for root in loop.roots if root.action == "keep"}
+        if self.keeps_edge_values:
+            self._available |= {root.value for root in loop.roots if root.action == "keep"}
 
     def _wide_far_arrays(self, loop: Loop) -> list[tuple[str, str]]:
         """Return name and row length of the arrays of which an edge reads a whole row at its far end."""
@@ -242,7 +254,8 @@ class LoopEmitter(ABC):
             phase[number] = max((phase[arg] for arg in args), default=0)
             phase[number] += number not in stops and self.nodes[number].op == "feature_sum"
         has_heads = any(self.nodes[number].shape[0] for number in needed)
-        with self.nested(self.for_range("h", "0", "H") if has_heads else None):
+        header = self.for_range("h", "0", "H") if has_heads else self.scope()
+        with self.nested(header):
             for current in range(max(phase.values()) + 1):
                 self._emit_phase(current, needed, phase, roots, stops, has_heads)
 
@@ -280,7 +293,7 @@ class LoopEmitter(ABC):
                 for number in sorted(ancestors(nodes, values, stops | narrow) - narrow):
                     self._emit_value(number, number in stops)
                 for number in of_axis:
-                    self.emit(self.let(f"v{number}", f"v{number} + v{nodes[number].args[0]}"))
+                    self.emit(self.add_to(f"v{number}", f"v{nodes[number].args[0]}"))
                 self._emit_roots(wide_roots, heads)
         for number in sums:
             self.after_feature_sum(f"v{number}")
@@ -299,9 +312,9 @@ class LoopEmitter(ABC):
         for root in roots:
             shape = self.nodes[root.value].shape
             tests = ["h == 0"] if heads and not shape[0] else []
-            if not shape[1] and root.action != "keep_lane" and self.narrow_writes():
+            if not shape[1] and self.narrow_writes():
                 tests.append(self.narrow_writes())
-            with self.nested(self.condition(" and ".join(tests)) if tests else None):
+            with self.nested(self.condition(*tests) if tests else None):
                 self._emit_root(root, shape)
 
     def _emit_root(self, root: Root, shape: Shape) -> None:
