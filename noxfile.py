@@ -31,8 +31,12 @@ nox.options.reuse_venv = "yes"
 
 def pip_setting(name: str) -> str | None:
     """Read one setting of pip's, because uv does not read pip's configuration."""
-    shown = subprocess.run(["python3", "-m", "pip", "config", "get", f"global.{name}"], capture_output=True, text=True)
-    return os.environ.get(f"PIP_{name.replace('-', '_').upper()}") or shown.stdout.strip() or None
+    if value := os.environ.get(f"PIP_{name.replace('-', '_').upper()}"):
+        return value
+    listed = subprocess.run(["python3", "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
+    found = dict(line.split("=", 1) for line in listed.splitlines() if "=" in line)
+    value = found.get(f"global.{name}", found.get(f"install.{name}"))
+    return value.strip("'\"") if value else None
 
 
 def prepare(session: nox.Session) -> None:
@@ -69,6 +73,8 @@ def refuse_cuda_download(session: nox.Session, arguments: list[str]) -> None:
         env={**os.environ, **{k: v for k, v in session.env.items() if v}},
         cwd=ROOT,
     )
+    if planned.returncode:
+        session.error(f"the packages cannot be resolved:\n{planned.stderr}")
     cuda = [line.strip(" +") for line in planned.stderr.splitlines() if line.startswith((" + nvidia-", " + cuda-"))]
     if cuda:
         session.error(
