@@ -9,6 +9,7 @@ from typing import Any
 
 from core_kernels._version import __version__
 from core_kernels.console import CommandLine, format_bytes, format_seconds, progress, say, table
+from core_kernels.kernels.cuda.commands import add_compile, add_doctor
 
 __all__ = ["main"]
 
@@ -18,6 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     description = "Measure this machine, compile the CUDA kernels, and see what is installed."
     cli = CommandLine("core-kernels", description, __version__)
     _add_calibrate(cli)
+    add_compile(cli)
+    add_doctor(cli)
     return cli.run(argv)
 
 

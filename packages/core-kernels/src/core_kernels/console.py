@@ -133,13 +133,14 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
     if _quiet:
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     shown = Table(title=title, title_justify="left", title_style="bold")
     for position, column in enumerate(columns):
         shown.add_column(column, justify="left" if position == 0 else "right")
     for row in rows:
-        shown.add_row(*(str(cell) for cell in row))
+        shown.add_row(*(escape(str(cell)) for cell in row))
     Console().print(shown)
 
 

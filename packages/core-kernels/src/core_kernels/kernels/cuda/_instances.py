@@ -78,6 +78,7 @@ class Kernel:
         indices: Index types, the next template argument; empty when it has none.
         vec: Whether columns per load, 1 or wide, is the next template argument.
         options: Further integer template arguments and their values, in order.
+        narrow_options: Further ones that only 16-bit element types vary; the others have the last value.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Kernel:
     indices: tuple[torch.dtype, ...] = ()
     vec: bool = False
     options: dict[str, tuple[int, ...]] = field(default_factory=dict, hash=False)
+    narrow_options: dict[str, tuple[int, ...]] = field(default_factory=dict, hash=False)
 
     def instance(self, dtype: torch.dtype | None = None, index: torch.dtype | None = None, **options: int) -> Instance:
         """Return the instance for these types and options.
@@ -120,6 +122,8 @@ class Kernel:
         sets: list[dict[str, int]] = [{}]
         if self.vec:
             sets = [{"vec": 1}, {"vec": WIDE[dtype]}]
-        for key, values in self.options.items():
+        narrow = dtype is not None and dtype.itemsize == 2
+        varied = {key: values if narrow else values[-1:] for key, values in self.narrow_options.items()}
+        for key, values in (self.options | varied).items():
             sets = [{**chosen, key: value} for chosen in sets for value in values]
         return iter(sets)

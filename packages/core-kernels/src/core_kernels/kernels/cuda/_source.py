@@ -16,7 +16,7 @@ from core_kernels.kernels.cuda._instances import Instance
 __all__ = ["FAMILIES", "SOURCE_DIR", "digest", "flatten", "kernel_source", "registered_instances"]
 
 SOURCE_DIR = Path(__file__).parent
-_INCLUDE = re.compile(r'^#include "([\w.]+)"$', re.MULTILINE)
+_INCLUDE = re.compile(r'^[ \t]*#include "([\w.]+)"[ \t]*$', re.MULTILINE)
 
 # Modules of this package that declare KERNELS, one for each operator family.
 FAMILIES = ("spmm", "segment", "sddmm", "sampling", "relabel", "gather", "pack", "embedding", "quantize", "sketch")

@@ -21,8 +21,8 @@ __all__ = [
     "embedding_update_",
 ]
 
-_UPDATE = Kernel("embedding_update", "embedding.cuh", FLOATS, vec=True, options={"full_state": (0, 1)})
-_UPDATE_CHUNKS = Kernel("embedding_update_chunks", "embedding.cuh", FLOATS, options={"full_state": (0, 1)})
+_UPDATE = Kernel("embedding_update", "embedding.cuh", FLOATS, vec=True, narrow_options={"full_state": (0, 1)})
+_UPDATE_CHUNKS = Kernel("embedding_update_chunks", "embedding.cuh", FLOATS, narrow_options={"full_state": (0, 1)})
 KERNELS = (_UPDATE, _UPDATE_CHUNKS)
 
 _RULES = ("sgd", "momentum", "adagrad", "rowwise_adagrad", "adam")
