@@ -7,13 +7,16 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from core_kernels.comm import autograd
 from core_kernels.comm.counters import ByteCounters, broadcast_bytes, ring_all_reduce_bytes
 from core_kernels.comm.group import Group
 from core_kernels.comm.handle import Handle, Recv, Send
 from core_kernels.errors import CollectiveError
+
+if TYPE_CHECKING:
+    from core_kernels.comm import compress, nccl
 
 __all__ = [
     "ByteCounters",

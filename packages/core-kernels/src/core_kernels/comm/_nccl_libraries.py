@@ -32,7 +32,7 @@ class NcclLibrary(Protocol):
     def init(self, size: int, rank: int, unique_id: Any) -> Any:
         """Join a new communicator and return its handle."""
 
-    def grouped(self) -> AbstractContextManager[None]:
+    def grouped(self) -> Any:
         """Return a context in which sends and receives are collected and run as one."""
 
     def send(self, handle: Any, tensor: Tensor, peer: int, stream: int) -> None:

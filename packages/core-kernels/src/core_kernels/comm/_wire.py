@@ -51,7 +51,7 @@ class Wire:
     def all_reduce(self, buffer: Tensor, op: str) -> list[Any]:
         """Reduce ``buffer`` over all ranks, in place."""
         options = dist.AllreduceOptions()
-        options.reduceOp = _OPS[op]
+        options.reduceOp = dist.ReduceOp(_OPS[op])
         return [self.process_group.allreduce([buffer], options)]
 
     def all_to_all(self, out: Tensor, x: Tensor, receive_counts: list[int], send_counts: list[int]) -> list[Any]:

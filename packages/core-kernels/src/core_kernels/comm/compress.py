@@ -3,8 +3,8 @@
 Both carry what they lose: the error of a call is added to the next one (error feedback), so that over a run nothing
 is dropped. The sum over ranks of results and of errors carried always equals the sum of the inputs, up to rounding.
 
-:class:`SketchAllReduce` sends a bitmap of the non-zeros and a small table of signed sums, which ranks add up; values are
-then read back where any rank has a non-zero. For d elements, R rows, C columns and P ranks each rank sends about
+:class:`SketchAllReduce` sends a bitmap of the non-zeros and a small table of signed sums, which ranks add up; values
+are then read back where any rank has a non-zero. For d elements, R rows, C columns and P ranks each rank sends about
 2 (P-1)/P (d/8 + 4 R C) bytes instead of 2 (P-1)/P 4 d. One row's estimate has variance at most ||g||^2 / C, with g the
 summed gradient; the result is the median of R rows.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from core_kernels.comm.group import Group
+    from core_kernels.comm.membership import Membership
 
 __all__ = ["Handle", "Recv", "Send"]
 
@@ -52,7 +52,7 @@ class Handle:
         finish: Turns the received bytes into the result once they are here.
     """
 
-    def __init__(self, group: Group, collective: str, tag: str, works: list[Any], finish: Callable[[], Any]):
+    def __init__(self, group: Membership, collective: str, tag: str, works: list[Any], finish: Callable[[], Any]):
         self._group, self.collective, self.tag = group, collective, tag
         self._works, self._finish = works, finish
         self._is_done, self._result = False, None

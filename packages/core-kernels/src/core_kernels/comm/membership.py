@@ -45,7 +45,7 @@ class Membership:
         self._setup(Wire(dist.group.WORLD if process_group is None else process_group), timeout_seconds)
 
     def _setup(self, wire: Wire | None, timeout_seconds: float) -> None:
-        self._wire = wire
+        self._wire: Any = wire  # None in a group of one, whose collectives never reach it
         self._store: Any = None
         self._num_subgroups: dict[str, int] = {}
         self._status: tuple[StatusBoard, int] | None = None

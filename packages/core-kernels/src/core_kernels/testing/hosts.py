@@ -142,7 +142,8 @@ class ShapedHosts:
         switch = self._add_namespace("switch")
         _add_bridge(switch)
         hosts = [self._add_namespace(f"host{host}") for host in range(num_hosts)]
-        per_rank = self.local_rate_mbit is not None
+        local_rate_mbit = self.local_rate_mbit
+        per_rank = local_rate_mbit is not None
         for number, host in enumerate(hosts):
             inside = "uplink" if per_rank else "eth0"
             _add_link(host, inside, switch, f"host{number}", self.link_rate_mbit)
@@ -152,12 +153,12 @@ class ShapedHosts:
                 _command(f"ip -n {host} link set uplink master bridge")
             else:
                 _set_address(host, number)
-        if not per_rank:
+        if local_rate_mbit is None:
             return [hosts[host] for host in self.host_of_rank]
         namespaces = []
         for rank, host in enumerate(self.host_of_rank):
             namespaces.append(self._add_namespace(f"rank{rank}"))
-            _add_link(namespaces[rank], "eth0", hosts[host], f"rank{rank}", self.local_rate_mbit)
+            _add_link(namespaces[rank], "eth0", hosts[host], f"rank{rank}", local_rate_mbit)
             _command(f"ip -n {hosts[host]} link set rank{rank} master bridge")
             _set_address(namespaces[rank], rank)
         return namespaces
