@@ -1,0 +1,173 @@
+"""Every operator on a GPU against the float64 reference on the CPU, then a table of rates against a device copy."""
+
+import statistics
+import warnings
+
+import pytest
+import torch
+
+import core_kernels
+from core_kernels import Graph, ops
+from core_kernels.kernels.cuda import embedding, gather, relabel, sampling, segment, spmm
+from core_kernels.testing.operator_cases import compare, operator_cases, run_case
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+    pytest.mark.timeout(280),
+]
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INDICES = (torch.int64, torch.int32)
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cupy():
+    pytest.importorskip("cupy", reason="CUDA kernels run through CuPy, which is not installed")
+
+
+def check(case):
+    """Run twice on the device: the bits agree, and the values are right."""
+    results, again = run_case(case, "cuda", device=CUDA), run_case(case, "cuda", device=CUDA)
+    for first, second in zip(results, again, strict=True):
+        assert torch.equal(first.contiguous().view(torch.uint8), second.contiguous().view(torch.uint8)), str(case)
+    compare(case, results)
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_operators_match_the_reference(dtype, index):
+    for width, heads in ((7, 1), (12, 3), (1, 1), (64, 4), (130, 2)):
+        for case in operator_cases(dtype, index, width, heads):
+            check(case)
+
+
+def test_every_width():
+    for width in range(1, 66):
+        for case in operator_cases(torch.float32, torch.int64, width, width, seed=width):
+            compare(case, run_case(case, "cuda", device=CUDA))
+
+
+def test_hubs_are_cut_into_chunks():
+    for case in operator_cases(torch.float32, torch.int32, 3, 3, hub=9000):
+        check(case)
+
+
+def test_kernels_run_on_the_current_stream():
+    x = torch.zeros(1 << 20, 4, device=CUDA)
+    index = torch.arange(1 << 20, device=CUDA)
+    out = torch.empty_like(x)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for value in range(1, 6):
+            x.fill_(value)
+            gather.gather(x, index, out)
+    stream.synchronize()
+    assert (out == 5).all()
+
+
+def test_public_operators_with_gradients():
+    edges = torch.randint(0, 200, (2, 3000), generator=torch.Generator().manual_seed(1))
+    graph = Graph.from_edge_index(edges, 200)
+    gradients = []
+    for device in ("cpu", "cuda"):
+        x = torch.linspace(-1, 1, 200 * 9, dtype=torch.float64).view(200, 9).sin().to(device).requires_grad_()
+        weight = torch.linspace(0, 1, 3000, dtype=torch.float64).to(device).requires_grad_()
+        there = graph.to(device)
+        with core_kernels.backend("torch" if device == "cpu" else "cuda"):
+            out = ops.spmm(there, x, weight) + ops.spmm(there, x, weight, reduce="max")
+            gradients.append([one.cpu() for one in torch.autograd.grad(out.square().sum(), (x, weight))])
+    for wanted, found in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_large_sample_is_bit_equal_to_the_cpu():
+    generator = torch.Generator().manual_seed(2)
+    degree = torch.randint(0, 60, (20_000,), generator=generator)
+    degree[7] = 50_000
+    indptr = torch.cat((torch.zeros(1, dtype=torch.int64), degree.cumsum(0)))
+    indices = torch.randint(0, 20_000, (int(indptr[-1]),), generator=generator)
+    seeds = torch.randperm(20_000, generator=generator)[:5000]
+    arrays = [indptr, indices, None, seeds, None]
+    on_device = [None if one is None else one.to(CUDA) for one in arrays]
+    for fanout, replace in ((15, False), (40, False), (15, True)):
+        options = (fanout, replace, 77, 3, 1)
+        with core_kernels.backend("numba"):
+            wanted = torch.ops.core_kernels.sample_block(*arrays, *options, 20_000)
+        found = torch.ops.core_kernels.sample_block(*on_device, *options, 20_000)
+        assert all(torch.equal(a, b.cpu()) for a, b in zip(wanted, found, strict=True))
+
+
+# ---- rates ----------------------------------------------------------------------------------------------------------
+
+
+def seconds_of(function, repeats=7):
+    """Median seconds of one call on the device, after one call that compiles and plans."""
+    function()
+    times = []
+    for _ in range(repeats):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        function()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop) / 1e3)
+    return statistics.median(times)
+
+
+def rates():
+    """Yield (what, seconds, bytes moved without any reuse) of each kernel at a size that fills a device."""
+    num_nodes, num_edges, width = 1_000_000, 16_000_000, 128
+    generator = torch.Generator(CUDA).manual_seed(0)
+    draw = lambda bound, count: torch.randint(0, bound, (count,), generator=generator, device=CUDA)  # noqa: E731
+    dst, indices = draw(num_nodes, num_edges).sort().values, draw(num_nodes, num_edges)
+    indptr = torch.searchsorted(dst, torch.arange(num_nodes + 1, device=CUDA))
+    x, out = (torch.randn(num_nodes, width, device=CUDA, generator=generator) for _ in range(2))
+    row = width * 4
+    yield "device copy", seconds_of(lambda: out.copy_(x)), 2 * num_nodes * row
+    order = torch.randperm(num_nodes, device=CUDA)
+    yield "gather, 512-byte rows", seconds_of(lambda: gather.gather(x, order, out)), num_nodes * (2 * row + 8)
+    moved = num_edges * (row + 8) + num_nodes * (row + 8)
+    run = lambda: spmm.spmm_sum(indptr, indices, x, None, None, None, None, out)  # noqa: E731
+    yield "spmm sum", seconds_of(run), moved
+    narrow = indices.int()
+    run = lambda: spmm.spmm_sum(indptr, narrow, x, None, None, None, None, out)  # noqa: E731
+    yield "spmm sum, int32", seconds_of(run), moved - 4 * num_edges
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says once that its CSR tensors are in beta
+        ones = torch.ones(num_edges, device=CUDA)
+        sparse = torch.sparse_csr_tensor(indptr, indices, ones, (num_nodes, num_nodes))
+    yield "torch.sparse.mm (CSR)", seconds_of(lambda: torch.sparse.mm(sparse, x)), moved
+    logits = torch.randn(num_edges, 4, device=CUDA, generator=generator)
+    soft = torch.empty_like(logits)
+    run = lambda: segment.segment_softmax(logits, indptr, None, soft)  # noqa: E731
+    yield "segment softmax, 4 heads", seconds_of(run), 2 * logits.numel() * 4
+    seeds = torch.randperm(num_nodes, device=CUDA)[:200_000]
+    run = lambda: sampling.sample_neighbors(indptr, indices, None, seeds, None, 10, False, 0, 0, 0)  # noqa: E731
+    yield "sample 10 of 16, 200k seeds", seconds_of(run), 200_000 * 10 * (8 + 8 + 8)
+    yield "unique and relabel, 2M ids", seconds_of(lambda: relabel.unique_relabel(indices[:2_000_000])), 2_000_000 * 16
+    bags = torch.arange(0, 2_000_001, 10, device=CUDA)
+    ids, grad, state = indices[:2_000_000], x[:200_000], torch.ones(num_nodes, device=CUDA)
+    numbers = (0.01, 1e-8, 0.0, 0.0, 0.0, 1)
+    run = lambda: embedding.embedding_update_(  # noqa: E731
+        out, state, None, ids, bags, grad, None, "rowwise_adagrad", False, *numbers
+    )
+    yield "embedding backward + row-wise Adagrad", seconds_of(run), 2_000_000 * 3 * row
+
+
+def test_rates_table(capsys):
+    measured = list(rates())
+    copy_rate = measured[0][2] / measured[0][1]
+    lines = [f"{'kernel':<40}{'ms':>10}{'GB/s':>10}{'of copy':>10}"]
+    for what, seconds, moved in measured:
+        rate = moved / seconds
+        lines.append(f"{what:<40}{seconds * 1e3:>10.3f}{rate / 1e9:>10.0f}{rate / copy_rate:>10.2f}")
+    seconds = {what: taken for what, taken, _ in measured}
+    ratio = seconds["torch.sparse.mm (CSR)"] / seconds["spmm sum"]
+    lines.append(f"spmm sum runs at {ratio:.2f} times the speed of torch.sparse.mm on {torch.cuda.get_device_name()}")
+    with capsys.disabled():
+        print("\n" + "\n".join(lines))
+    assert copy_rate > 0
+    assert ratio > 0.3, lines[-1]
