@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +9,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from core_kernels.errors import MissingDependencyError
 from core_kernels.vertex.compiled import Edges
 from core_kernels.vertex.emit_cuda import KERNEL_NAME, CudaKernel
 from core_kernels.vertex.fusion import Plan
@@ -115,31 +113,6 @@ def _launch_emulated(text: str, grid: int, arguments: list[Any], device: torch.d
 
 
 def _launch_cuda(text: str, grid: int, arguments: list[Any], device: torch.device) -> None:
-    import cupy
-    import numpy as np
+    from core_kernels.kernels.cuda._device import launch_source
 
-    values = [
-        np.uint64(value.data_ptr()) if isinstance(value, torch.Tensor) else np.int64(value) for value in arguments
-    ]
-    stream = torch.cuda.current_stream(device)
-    with cupy.cuda.Device(device.index or 0), cupy.cuda.ExternalStream(stream.cuda_stream, device.index or 0):
-        _load(text, device.index or 0)((grid,), (_BLOCK_THREADS,), values)
-
-
-@functools.lru_cache(maxsize=512)
-def _load(text: str, device_index: int) -> Any:
-    """Return the kernel compiled for a device and loaded there."""
-    try:
-        import cupy
-    except ImportError:
-        raise MissingDependencyError(
-            "vertex programs on CUDA tensors need CuPy, which is not installed; install core-kernels[cuda13] "
-            f"(PyTorch here is built for CUDA {torch.version.cuda})"
-        ) from None
-    from core_kernels.kernels.cuda.compiler import compile_kernels
-
-    major, minor = torch.cuda.get_device_capability(device_index)
-    code = compile_kernels(text, (KERNEL_NAME,), f"sm_{major}{minor}")
-    module = cupy.cuda.function.Module()
-    module.load(code.cubin)
-    return module.get_function(code.symbols[KERNEL_NAME])
+    launch_source(text, KERNEL_NAME, (grid,), (_BLOCK_THREADS,), arguments, device)
