@@ -27,6 +27,7 @@ class Block(Graph):
         global_edge_ids: int64 [num_edges], edge ids in the full graph; ``None`` if unknown.
         global_in_degrees: int64 [num_dst], in the full graph; ``None`` if unknown.
         global_out_degrees: int64 [num_src], in the full graph; ``None`` if unknown.
+        global_source_in_degrees: int64 [num_src], in the full graph; ``None`` if unknown.
         validate: Check all of this; ``False`` trusts the caller.
 
     Raises:
@@ -51,10 +52,12 @@ class Block(Graph):
         global_edge_ids: Tensor | None = None,
         global_in_degrees: Tensor | None = None,
         global_out_degrees: Tensor | None = None,
+        global_source_in_degrees: Tensor | None = None,
         validate: bool = True,
     ):
         self.src_ids, self.dst_ids, self.global_edge_ids = src_ids, dst_ids, global_edge_ids
         self._global_in_degrees, self._global_out_degrees = global_in_degrees, global_out_degrees
+        self._global_source_in_degrees = global_source_in_degrees
         super().__init__(indptr, indices, src_ids.shape[0], None, validate)
 
     @property
@@ -67,6 +70,11 @@ class Block(Graph):
         """Out-degrees of the sources in the full graph, int64 [num_src]; ``None`` if unknown."""
         return self._global_out_degrees
 
+    @property
+    def global_source_in_degrees(self) -> Tensor | None:
+        """In-degrees of the sources in the full graph, int64 [num_src]; ``None`` if unknown."""
+        return self._global_source_in_degrees
+
     def _arrays(self) -> dict[str, Tensor | None]:
         return {
             "indptr": self.indptr,
@@ -76,6 +84,7 @@ class Block(Graph):
             "global_edge_ids": self.global_edge_ids,
             "global_in_degrees": self.global_in_degrees,
             "global_out_degrees": self.global_out_degrees,
+            "global_source_in_degrees": self.global_source_in_degrees,
         }
 
     @classmethod
@@ -90,6 +99,7 @@ class Block(Graph):
             ("global_edge_ids", self.num_edges),
             ("global_in_degrees", self.num_dst),
             ("global_out_degrees", self.num_src),
+            ("global_source_in_degrees", self.num_src),
         ):
             array = getattr(self, name)
             if array is not None and (array.shape != (length,) or array.dtype != torch.int64):

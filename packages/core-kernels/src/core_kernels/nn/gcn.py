@@ -3,10 +3,10 @@
 ``out_i = d_i^-1/2 * sum_j w_ji * d_j^-1/2 * h_j`` over in-neighbours and the vertex itself, ``d`` being the weighted
 in-degree with the self-loop counted. The normalisation is two vectors, never one number per edge.
 
-On a block, degrees are those of the full graph, so results equal the full graph's. A block knows in-degrees of its
-destinations and sources from ``global_in_degrees`` and ``global_out_degrees``; the latter stand for the in-degrees of
-sources, which is right for graphs with every edge in both directions. For other graphs, for weighted edges and for
-graphs that have self-loops of their own, pass ``degrees``: :func:`weighted_degrees` of the full graph at ``src_ids``.
+On a block, degrees are those of the full graph, so results equal the full graph's: the block's
+``global_source_in_degrees``, or, where it does not know them, ``global_out_degrees``, which is the same for graphs with
+every edge in both directions. A block cannot tell the degrees of vertices that had self-loops of their own, nor
+weighted ones; then pass ``degrees``: :func:`weighted_degrees` of the full graph at ``src_ids``.
 
 Sources: Kipf and Welling, Semi-Supervised Classification with Graph Convolutional Networks, ICLR 2017
 (https://arxiv.org/abs/1609.02907); Gasteiger et al., Predict then Propagate, ICLR 2019
@@ -104,14 +104,22 @@ def _inverse_sqrt(degrees: Tensor) -> Tensor:
 
 
 def _block_degrees(block: Block, add_self_loops: bool) -> Tensor:
-    degrees = block.global_out_degrees
+    degrees = block.global_source_in_degrees
+    if degrees is None and block.global_out_degrees is not None:
+        degrees = block.global_out_degrees
+        if block.global_in_degrees is not None:
+            degrees = torch.cat([block.global_in_degrees, degrees[block.num_dst :]])
     if degrees is None:
         raise ArgumentError(
-            "the block has global_out_degrees=None; expected the degrees of the full graph for its normalisation; "
+            "the block knows no degrees of its sources; expected those of the full graph for its normalisation; "
             "pass degrees=weighted_degrees(graph)[block.src_ids]"
         )
-    if block.global_in_degrees is not None:
-        degrees = torch.cat([block.global_in_degrees, degrees[block.num_dst :]])
+    if add_self_loops and replace_self_loops(block).old_loops.numel():
+        raise ArgumentError(
+            f"the block has {replace_self_loops(block).old_loops.numel()} self-loops, so the degrees it carries count "
+            "loops that this layer replaces; expected a graph without them; pass "
+            "degrees=weighted_degrees(graph)[block.src_ids]"
+        )
     return degrees.float() + 1.0 if add_self_loops else degrees.float()
 
 

@@ -115,6 +115,7 @@ def sample_block(
         global_edge_ids=edge_ids,
         global_in_degrees=graph.in_degrees().index_select(0, dst_ids),
         global_out_degrees=graph.out_degrees().index_select(0, src_ids),
+        global_source_in_degrees=graph.in_degrees().index_select(0, src_ids),
         validate=False,
     )
 
