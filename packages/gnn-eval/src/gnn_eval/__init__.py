@@ -4,6 +4,7 @@ from gnn_eval._version import __version__
 from gnn_eval.containers import Bipartite, Blocks
 from gnn_eval.errors import EvaluationArgumentError, GnnEvalError, InexactPlanError, UnsupportedModelError
 from gnn_eval.evaluation import evaluate, score_links
+from gnn_eval.out_of_core import StoredGraph, convert
 from gnn_eval.plan import Plan
 from gnn_eval.planner import compile
 
@@ -14,9 +15,11 @@ __all__ = [
     "GnnEvalError",
     "InexactPlanError",
     "Plan",
+    "StoredGraph",
     "UnsupportedModelError",
     "__version__",
     "compile",
+    "convert",
     "evaluate",
     "score_links",
 ]

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "RunOptions", "RunReport", "StageReport"]
 
 _logger = logging.getLogger(__name__)
-_CACHE_FRIENDLY_BYTES = 48 * 2**20
+_CACHE_FRIENDLY_BYTES = {True: 256 * 2**20, False: 48 * 2**20}  # by whether kernels are fused
 _MARGIN = 0.95
 
 
@@ -162,7 +162,10 @@ class Engine:
         structures = {edge_set: self._structures[edge_set] for edge_set in stage.edge_sets}
         ordered = self._options.workspace is not None
         builder = BlockBuilder(runner.stage, structures, self._counts, direct, self._numbers_of, ordered)
-        rows = choose_order(self._options.order, rows, num_space_rows, stage, structures, self._options.batch_rows)
+        copies = direct != set(stage.source_spaces()) and self._options.workspace is None
+        rows = choose_order(
+            self._options.order, rows, num_space_rows, stage, structures, self._options.batch_rows, copies
+        )
         total = num_space_rows if rows is None else rows.numel()
         spaces = {space: self._counts[space] for space in stage.source_spaces()}
         batcher = Batcher(
@@ -253,7 +256,7 @@ class Engine:
         value = self._program[name]
         shape = [self._structure.count_of(size) for size in value.shape]
         workspace = self._options.workspace
-        if workspace is not None and name not in self._program.outputs and value.type.row_dim == 0:
+        if workspace is not None and value.type.row_dim == 0:
             return workspace.new_rows(name, shape, value.dtype)
         return RamRows(torch.empty(shape, dtype=value.dtype), value.type.row_dim)
 
@@ -268,7 +271,7 @@ class Engine:
     def _block_budget(self, made: dict[str, RowStore]) -> float | None:
         """Return the bytes one block may use: the budget less what is held between stages."""
         if self._options.memory_bytes is None:
-            return _CACHE_FRIENDLY_BYTES if self._options.batch_rows is None else None
+            return _CACHE_FRIENDLY_BYTES[self._options.fuse] if self._options.batch_rows is None else None
         kept = {id(s): s for s in (*self._stores.values(), *made.values())}
         inputs = set(self._program.inputs)
         named = {**self._stores, **made}

@@ -17,6 +17,7 @@ from gnn_eval.edge_structure import EdgeStructure
 from gnn_eval.errors import GnnEvalError
 from gnn_eval.lowering import EdgeSet, StageProgram
 from gnn_eval.model_call import PARAMETER_PREFIX
+from gnn_eval.patterns import reduction_of
 from gnn_eval.program import Program, Ref, Value, map_refs, resolve_operator
 from gnn_eval.sizes import Size
 
@@ -54,6 +55,10 @@ class StructureEvaluator:
         if name not in self._known:
             waiting = [name]
             while waiting:
+                counted = self._counted(self._program[waiting[-1]])
+                if counted is not None:
+                    self._known[waiting.pop()] = counted
+                    continue
                 missing = [n for n in self._program[waiting[-1]].refs() if n not in self._known]
                 if missing:
                     waiting.extend(missing)
@@ -108,9 +113,27 @@ class StructureEvaluator:
                     return
         raise GnnEvalError(f"no structural value tells the count {count}; report this model")
 
+    def _input(self, name: str) -> Tensor:
+        return self._inputs[name]
+
+    def in_degrees(self, name: str) -> Tensor | None:
+        """Return how often each row occurs in an index vector, where that is known without the vector."""
+        return None
+
+    def _counted(self, value: Value) -> Tensor | None:
+        """Return a sum of ones per destination from row pointers, without a one per edge."""
+        reduction = reduction_of(self._program, value)
+        if reduction is None or reduction.reduce != "sum" or len(value.shape) != 1:
+            return None
+        base, ones = self._program[reduction.base], self._program[reduction.source]
+        if base.op != "aten.full.default" or ones.op != "aten.full.default" or base.args[1] != 0:
+            return None
+        degrees = self.in_degrees(reduction.index)
+        return None if degrees is None else degrees.to(value.dtype) * ones.args[1]
+
     def _evaluate(self, value: Value) -> Any:
         if value.op == "input":
-            result = self._inputs[value.name]
+            result = self._input(value.name)
         elif value.op == "parameter":
             # Not detached: whether a parameter requires gradients decides which LSTM kernel torch takes.
             result = self._parameters[value.args[0].removeprefix(PARAMETER_PREFIX)]

@@ -158,7 +158,7 @@ class Plan:
 
         compiled = self.compiled
         if str(store) != "ram":
-            options.workspace = Workspace(Path(store), compiled, stores, structure.counts, resume)
+            options.workspace = Workspace(Path(store), compiled, structure.counts, self.model, resume)
         if out is not None and all(ids is None for ids in options.asked.values()):
             options.outputs = open_output(out, compiled, structure, resume and options.workspace is not None)
         engine = Engine(compiled.program, compiled.stages, self.model, stores, structure, options)
