@@ -1,7 +1,7 @@
 """Which rows of other ranks are worth a copy: those that a rank will read most often.
 
-Hotness is computed, not observed: the expected number of reads of a node is the expected number of sampled edges out of
-it, and expectations pass from hop to hop along the in-edges of the graph. That takes one pass over the edges per layer,
+Hotness is computed, not observed: a node is expected as often as sampled edges leave it, and expectations pass from hop
+to hop along the in-edges of the graph. That takes one pass over the edges per layer,
 has no sampling noise, and unlike the degree knows where the seeds are. Observed counts from a few sampled batches rank
 rarely read nodes at random; degrees ignore the seeds.
 
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from core_kernels import Graph
 
-__all__ = ["choose_cached", "expected_reads"]
+__all__ = ["choose_cached", "expected_visits"]
 
 
-def expected_reads(graph: Graph, weight: Tensor, fanouts: tuple[int, ...]) -> Tensor:
-    """Return how often each node is expected to be drawn as a source of the input layer.
+def expected_visits(graph: Graph, weight: Tensor, fanouts: tuple[int, ...]) -> Tensor:
+    """Return how often each node is expected in the sampled neighbourhood of a batch, its seeds included.
 
     Args:
         graph: The full graph.
@@ -31,19 +31,17 @@ def expected_reads(graph: Graph, weight: Tensor, fanouts: tuple[int, ...]) -> Te
 
     Cost: one pass over the edges per layer.
 
-    >>> graph = Graph.from_edge_index(torch.tensor([[0, 1, 2], [3, 3, 3]]), 4)
-    >>> expected_reads(graph, torch.tensor([0.0, 0, 0, 1]), (1,)).tolist()
-    [0.3333333333333333, 0.3333333333333333, 0.3333333333333333, 0.0]
+    >>> graph = Graph.from_edge_index(torch.tensor([[0, 1], [2, 2]]), 3)
+    >>> expected_visits(graph, torch.tensor([0.0, 0.0, 1.0]), (1,)).tolist()
+    [0.5, 0.5, 1.0]
     """
     degrees = graph.in_degrees()
-    reached = weight.double()
-    drawn = reached
+    visits = weight.double()
     for fanout in fanouts:
-        kept = torch.ones_like(reached) if fanout < 0 else (fanout / degrees.clamp(min=1)).clamp(max=1.0)
-        per_edge = torch.repeat_interleave(reached * kept, degrees)
-        drawn = torch.bincount(graph.indices.long(), weights=per_edge, minlength=graph.num_nodes)
-        reached = reached + drawn  # a destination stays in the next layer's destinations
-    return drawn
+        kept = torch.ones_like(visits) if fanout < 0 else (fanout / degrees.clamp(min=1)).clamp(max=1.0)
+        per_edge = torch.repeat_interleave(visits * kept, degrees)
+        visits = visits + torch.bincount(graph.indices, weights=per_edge, minlength=graph.num_nodes)
+    return visits
 
 
 def choose_cached(
@@ -68,12 +66,10 @@ def choose_cached(
     weight = torch.zeros(graph.num_nodes, dtype=torch.float64)
     weight[seeds] = 1.0
     if strategy == "dnp":
-        reached = weight.clone()
-        for depth in range(1, len(fanouts)):
-            reached += expected_reads(graph, weight, fanouts[:depth])
-        hotness = expected_reads(graph, torch.where(owner == rank, reached, 0.0), fanouts[-1:])
+        destinations = expected_visits(graph, weight, fanouts[:-1])
+        hotness = expected_visits(graph, torch.where(owner == rank, destinations, 0.0), fanouts[-1:])
     else:
-        hotness = expected_reads(graph, torch.where(owner == rank, weight, 0.0), fanouts)
+        hotness = expected_visits(graph, torch.where(owner == rank, weight, 0.0), fanouts)
     hotness[owner == rank] = -1.0
     hottest = torch.topk(hotness, min(num_rows, graph.num_nodes))
     return hottest.indices[hottest.values > 0]

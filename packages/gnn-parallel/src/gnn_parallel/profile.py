@@ -28,6 +28,9 @@ from gnn_parallel.strategies.snp import split_by_source_owner
 
 __all__ = ["measure_rates"]
 
+_MIN_REPEATS, _MAX_REPEATS, _PART_SECONDS = 3, 15, 0.1
+"""Repetitions of each part: at least 3, more while they are quick."""
+
 
 def measure_rates(
     data: TrainingData,
@@ -36,7 +39,6 @@ def measure_rates(
     batch_size: int,
     seed: int,
     group: Group | None = None,
-    repeats: int = 3,
 ) -> Rates:
     """Measure on this rank's share of the first batch.
 
@@ -47,7 +49,6 @@ def measure_rates(
         batch_size: Seeds per step over all ranks.
         seed: Seed of the sampler.
         group: The ranks; one rank measures alone when left out.
-        repeats: Repetitions, of which the median counts.
 
     Returns:
         The rates, the average over ranks.
@@ -63,7 +64,7 @@ def measure_rates(
     if not len(seeds):
         seeds = batch[:1]
     with _left_as_it_is(model):
-        bench = _Bench(data, model, module, layer, fanouts, seed, seeds, repeats, group)
+        bench = _Bench(data, model, module, layer, fanouts, seed, seeds, group)
         rates = torch.tensor(bench.measure(), dtype=torch.float64)
     return Rates(*(group.all_reduce(rates, tag="planning") / group.size).tolist())
 
@@ -97,11 +98,10 @@ class _Bench:
         fanouts: tuple[int, ...],
         seed: int,
         seeds: Tensor,
-        repeats: int,
         group: Group,
     ):
         self.data, self.model, self.module, self.layer = data, model, module, layer
-        self.fanouts, self.seed, self.seeds, self.repeats, self.group = fanouts, seed, seeds, repeats, group
+        self.fanouts, self.seed, self.seeds, self.group = fanouts, seed, seeds, group
         self.optimizer = torch.optim.Adam(model.parameters(), lr=0.0)
 
     def measure(self) -> list[float]:
@@ -131,11 +131,11 @@ class _Bench:
         ]
 
     def _time(self, part: Callable[[], object]) -> tuple[float, object]:
-        """Run once to warm up and ``repeats`` times on the clock; returns the median and the last result."""
+        """Run once to warm up, then on the clock; returns the median and the last result."""
         result = part()
         self.group.barrier()
-        seconds = []
-        for _ in range(self.repeats):
+        seconds: list[float] = []
+        while len(seconds) < _MIN_REPEATS or (sum(seconds) < _PART_SECONDS and len(seconds) < _MAX_REPEATS):
             start = time.perf_counter()
             result = part()
             seconds.append(time.perf_counter() - start)

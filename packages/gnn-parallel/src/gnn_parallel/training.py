@@ -193,19 +193,31 @@ def _train_epoch(
                 total += float(loss.detach()) * batch.share
             advance()
     elapsed = time.perf_counter() - started
-    terms = engine.clock.take()
-    terms["compute"] += elapsed - sum(terms.values())
+    terms = _settle_terms(group, engine.clock.take(), elapsed)
     after = group.counters.snapshot()
     sent = [after.get(tag, _NOTHING)["sent_bytes"] - before.get(tag, _NOTHING)["sent_bytes"] for tag in TAGS]
-    numbers = torch.tensor([*terms.values(), *sent], dtype=torch.float64)
-    total, numbers = group.all_reduce(total, tag="report"), group.all_reduce(numbers, tag="report")
+    by_tag = group.all_reduce(torch.tensor(sent, dtype=torch.float64), tag="report")
     return {
-        "loss": float(total) / engine.plan.steps_per_epoch,
+        "loss": float(group.all_reduce(total, tag="report")) / engine.plan.steps_per_epoch,
         "val_accuracy": 0.0,
-        "seconds": dict(zip(TERMS, (numbers[: len(TERMS)] / group.size).tolist(), strict=True)),
-        "bytes": int(numbers[len(TERMS) :].sum()),
-        "bytes_by_tag": dict(zip(TAGS, map(int, numbers[len(TERMS) :].tolist()), strict=True)),
+        "seconds": terms,
+        "bytes": int(by_tag.sum()),
+        "bytes_by_tag": dict(zip(TAGS, map(int, by_tag.tolist()), strict=True)),
     }
+
+
+def _settle_terms(group: Group, terms: dict[str, float], elapsed: float) -> dict[str, float]:
+    """Return the seconds of an epoch by term over all ranks.
+
+    A collective's own time is that of the rank that came last; others spend the difference waiting for that rank to
+    compute, so it counts as compute.
+    """
+    mine = torch.tensor([*terms.values(), elapsed], dtype=torch.float64)
+    average = dict(zip([*TERMS, "total"], (group.all_reduce(mine, tag="report") / group.size).tolist(), strict=True))
+    least = dict(zip(TERMS, group.all_reduce(mine, op="min", tag="report").tolist()[:-1], strict=True))
+    settled = {term: least[term] if term in ("shuffle", "reduce") else average[term] for term in TERMS}
+    settled["compute"] = average["total"] - sum(seconds for term, seconds in settled.items() if term != "compute")
+    return settled
 
 
 _NOTHING = {"sent_bytes": 0}

@@ -157,9 +157,9 @@ def test_a_layer_without_a_mergeable_state_gets_gdp_and_dnp_and_the_plan_says_wh
 
 
 def test_memory_limits_are_reported_per_strategy(problem):
-    made, _ = make(problem)
+    made, _ = make(problem, batch_size=2)
     needed = {candidate.strategy: candidate.memory_bytes for candidate in made.candidates}
-    limited, _ = make(problem, memory_bytes=needed["nfp"])
+    limited, _ = make(problem, batch_size=2, memory_bytes=needed["nfp"])
     assert limited.strategy == "nfp"
     assert "memory per rank" in limited.candidate("gdp").reason
 
@@ -205,7 +205,8 @@ def test_cached_rows_hit_nearly_as_often_as_the_best_static_set(share):
     seeds = torch.arange(0, 2000, 3)
     owner = torch.arange(2000) % 2
     reads = torch.zeros(2000)
-    for step, batch in enumerate(BatchSchedule(seeds, 128).batches(0) + BatchSchedule(seeds, 128).batches(1)):
+    schedule = BatchSchedule(seeds, 128)
+    for step, batch in enumerate([batch for epoch in range(20) for batch in schedule.batches(epoch)]):
         mine = share_seeds(batch, owner, 2)[0]
         remote = ops.sample_blocks(graph, mine, [5, 5], step=step)[0].src_ids
         reads[remote[owner[remote] == 1]] += 1
