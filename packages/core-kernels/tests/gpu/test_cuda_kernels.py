@@ -8,7 +8,8 @@ import torch
 
 import core_kernels
 from core_kernels import Graph, ops
-from core_kernels.kernels.cuda import embedding, gather, relabel, sampling, segment, spmm
+from core_kernels.kernels.cuda import embedding, gather, numba_random, relabel, sampling, segment, spmm
+from core_kernels.random import random_bits
 from core_kernels.testing.operator_cases import compare, operator_cases, run_case
 
 pytestmark = [
@@ -98,6 +99,14 @@ def test_large_sample_is_bit_equal_to_the_cpu():
             wanted = torch.ops.core_kernels.sample_block(*arrays, *options, 20_000)
         found = torch.ops.core_kernels.sample_block(*on_device, *options, 20_000)
         assert all(torch.equal(a, b.cpu()) for a, b in zip(wanted, found, strict=True))
+
+
+def test_numba_random_bits_equal_the_cpu():
+    pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+    rows = torch.arange(-500, 500).repeat(3)
+    draws = torch.arange(3000) % 7
+    found = numba_random.random_bits(2**40, -3, 1, rows.to(CUDA), draws.to(CUDA))
+    assert torch.equal(found.cpu(), random_bits(2**40, -3, 1, rows, draws))
 
 
 # ---- rates ----------------------------------------------------------------------------------------------------------

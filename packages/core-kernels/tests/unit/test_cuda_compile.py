@@ -12,7 +12,7 @@ import torch
 
 from core_kernels.cli import main
 from core_kernels.errors import ArgumentError, MissingDependencyError
-from core_kernels.kernels.cuda import _device, compiler, doctor, report
+from core_kernels.kernels.cuda import _device, compiler, doctor, numba_random, report
 from core_kernels.kernels.cuda._source import kernel_source, registered_instances
 
 
@@ -186,6 +186,23 @@ def test_device_launch_hands_source_or_cubin_and_64_bit_arguments_to_cupy(monkey
         assert arguments["name_expressions"] == ("core::mark_first",)
         assert arguments["code"] == kernel_source("relabel.cuh")
         assert "#include" not in arguments["code"]
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)], ids=str)
+def test_numba_kernels_compile_to_ptx_without_a_device(capability):
+    pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+    ptx = numba_random.compile_random_bits(capability)
+    assert f".target sm_{capability[0]}{capability[1]}" in ptx
+    assert ".visible .entry" in ptx
+
+
+def test_numba_kernels_name_what_is_missing(monkeypatch):
+    numba_random._numba_cuda.cache_clear()
+    monkeypatch.setitem(sys.modules, "numba_cuda", None)
+    with pytest.raises(MissingDependencyError, match=r"core-kernels\[cuda13\]"):
+        numba_random.compile_random_bits((9, 0))
+    with pytest.raises(ArgumentError, match="CUDA tensor"):
+        numba_random.random_bits(0, 0, 0, torch.arange(3), torch.arange(3))
 
 
 def test_emulator_and_compiler_see_the_same_files():
