@@ -26,6 +26,14 @@ def test_gather_and_unpack_equal_indexing(dtype, shape):
     assert torch.equal(ops.unpack_rows(torch.zeros(shape, dtype=dtype), places, x[:9]), expected)
 
 
+def test_large_results_live_in_ordinary_memory():
+    """Results above 32 MiB take another way of allocation; it must not show."""
+    out = ops.gather(torch.arange(4.0).view(4, 1).expand(4, 64), torch.arange(4).repeat(35_000))
+    assert out.shape == (140_000, 64)
+    assert torch.equal(out[-4:, 63], torch.arange(4.0))
+    assert out.is_contiguous()
+
+
 def test_large_gathers_are_streamed_right():
     x, index = torch.randn(100, 64), torch.randint(0, 100, (70_000,))
     out = torch.empty(70_000, 64)

@@ -119,9 +119,13 @@ def _register_autograd(op: str, backward: Callable[..., Any], setup_context: Cal
         {"forward": staticmethod(forward), "backward": staticmethod(gradients)},
     )
 
+    # Function.apply only adds what functorch's transforms need.
+    apply_plainly = super(torch.autograd.Function, function).apply
+    has_transforms = torch._C._are_functorch_transforms_active
+
     def autograd(keyset: Any, *args: Any) -> Any:
         if is_grad_enabled() and any_requires_grad(*args):
-            return function.apply(*args, keyset)
+            return function.apply(*args, keyset) if has_transforms() else apply_plainly(*args, keyset)
         with below():
             return overload.redispatch(keyset & after_autograd, *args)
 

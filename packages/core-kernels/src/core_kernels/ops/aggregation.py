@@ -18,6 +18,7 @@ from torch import Tensor
 from core_kernels.errors import argument_error
 from core_kernels.ops import _library
 from core_kernels.ops._checks import check_floating, check_rows, edge_weight_matrix, feature_matrix, transpose_tensors
+from core_kernels.ops._memory import empty_rows
 
 if TYPE_CHECKING:
     from core_kernels.graph import Graph
@@ -104,7 +105,7 @@ def _check_out(out: Tensor, shape: tuple[int, ...], x: Tensor) -> None:
 
 
 def _dispatch_sum(indptr, indices, x, weight, edge_ids, src_scale, dst_scale, t_indptr, t_indices, t_edge_ids):
-    out = x.new_empty(indptr.shape[0] - 1, x.shape[1])
+    out = empty_rows(x, indptr.shape[0] - 1, x.shape[1])
     _fill_sum(indptr, indices, x, weight, edge_ids, src_scale, dst_scale, out)
     return out
 
@@ -151,7 +152,8 @@ def _require_transpose(op: str, t_indptr: Tensor | None) -> None:
 def _dispatch_extremum(indptr, indices, x, weight, edge_ids, largest, t_indptr, t_indices, t_positions):
     x = _library.contiguous_rows("spmm_extremum", "x", x)
     weight = None if weight is None else weight.contiguous()
-    out, arg = _fake_extremum(indptr, indices, x, weight, edge_ids, largest, t_indptr, t_indices, t_positions)
+    out = empty_rows(x, indptr.shape[0] - 1, x.shape[1])
+    arg = empty_rows(x, *out.shape, torch.int32)
     if out.numel():
         _library.run("spmm_extremum", x, indptr, indices, x, weight, edge_ids, largest, out, arg)
     return out, arg
@@ -181,7 +183,7 @@ def _extremum_gradient(ctx, grad, _):
 
 def _dispatch_extremum_backward(indptr, indices, grad, arg, weight, edge_ids, t_indptr, t_indices, t_positions):
     grad, arg = grad.contiguous(), arg.contiguous()
-    out = grad.new_empty(t_indptr.shape[0] - 1, grad.shape[1])
+    out = empty_rows(grad, t_indptr.shape[0] - 1, grad.shape[1])
     arrays = (indptr, indices, grad, arg, weight, edge_ids, t_indptr, t_indices, t_positions)
     if out.numel():
         _library.run("spmm_extremum_backward", grad, *arrays, out)
@@ -194,7 +196,7 @@ def _fake_extremum_backward(indptr, indices, grad, arg, weight, edge_ids, t_indp
 
 def _dispatch_weight_backward(indptr, indices, x, grad, arg, edge_ids, heads):
     x, grad, arg = x.contiguous(), grad.contiguous(), arg.contiguous()
-    out = x.new_empty(indices.shape[0], heads)
+    out = empty_rows(x, indices.shape[0], heads)
     if out.numel():
         _library.run("spmm_extremum_weight_backward", x, indptr, indices, x, grad, arg, edge_ids, heads, out)
     return out

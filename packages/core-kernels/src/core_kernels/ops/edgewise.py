@@ -10,6 +10,7 @@ from torch import Tensor
 from core_kernels.errors import ArgumentTypeError, argument_error
 from core_kernels.ops import _library
 from core_kernels.ops._checks import check_floating, check_rows, feature_matrix, transpose_tensors
+from core_kernels.ops._memory import empty_rows
 
 if TYPE_CHECKING:
     from core_kernels.graph import Graph
@@ -78,7 +79,7 @@ def sddmm(graph: Graph, a_src: Tensor, b_dst: Tensor, op: str = "dot") -> Tensor
 
 def _dispatch(indptr, indices, a, b, edge_ids, op, heads, t_indptr, t_indices, t_edge_ids):
     a, b = _library.contiguous_rows("sddmm", "a", a), _library.contiguous_rows("sddmm", "b", b)
-    out = a.new_empty(indices.shape[0], heads)
+    out = empty_rows(a, indices.shape[0], heads)
     if heads and a.shape[1]:
         _library.run("sddmm", a, indptr, indices, a, b, edge_ids, op, heads, out)
     return out if a.shape[1] else out.zero_()

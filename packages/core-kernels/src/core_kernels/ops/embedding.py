@@ -14,6 +14,7 @@ from torch import Tensor
 from core_kernels.ops import _library
 from core_kernels.ops._bags import check_table, dense, is_mean, read_bags, sample_weights
 from core_kernels.ops._checks import check_bounds_mode
+from core_kernels.ops._memory import empty_rows
 
 __all__ = ["embedding_bag"]
 
@@ -59,7 +60,7 @@ def embedding_bag(
 def _dispatch_bag(weight, ids, offsets, sample_weight, mean, checked):
     if checked:
         _library.check_ids("embedding_bag", "ids", ids, weight.shape[0])
-    out = weight.new_empty(offsets.shape[0] - 1, weight.shape[1])
+    out = empty_rows(weight, offsets.shape[0] - 1, weight.shape[1])
     weight = _library.contiguous_rows("embedding_bag", "weight", weight)
     if out.numel():
         _library.run("embedding_bag", weight, weight, ids, offsets, dense(sample_weight), mean, out)
@@ -87,7 +88,7 @@ def _bag_backward(ctx, grad):
 
 
 def _dispatch_backward(grad, ids, offsets, sample_weight, mean, num_rows):
-    out = grad.new_empty(num_rows, grad.shape[1])
+    out = empty_rows(grad, num_rows, grad.shape[1])
     arrays = (grad.contiguous(), ids, offsets, dense(sample_weight))
     if out.numel():
         _library.run("embedding_bag_backward", grad, *arrays, mean, num_rows, out)

@@ -14,6 +14,7 @@ from core_kernels._backend import resolve_backend
 from core_kernels.errors import ArgumentTypeError, argument_error
 from core_kernels.ops import _library
 from core_kernels.ops._checks import check_bounds_mode, check_floating, check_ids_tensor, check_rows, feature_matrix
+from core_kernels.ops._memory import empty_rows
 
 __all__ = ["bucket_by_owner", "gather", "pack_rows", "scatter_add", "unpack_rows"]
 
@@ -169,7 +170,7 @@ def _strided_rows(op: str, x: Tensor) -> Tensor:
 
 
 def _dispatch_gather(x, index, checked):
-    out = x.new_empty(index.shape[0], x.shape[1])
+    out = empty_rows(x, index.shape[0], x.shape[1])
     _fill_gather(x, index, checked, out)
     return out
 
@@ -198,7 +199,7 @@ def _gather_backward(ctx, grad):
 def _dispatch_scatter_add(x, index, num_rows, checked):
     if checked:
         _library.check_ids("scatter_add", "index", index, num_rows)
-    out = x.new_empty(num_rows, x.shape[1])
+    out = empty_rows(x, num_rows, x.shape[1])
     if out.numel():
         x = _library.contiguous_rows("scatter_add", "x", x)
         _library.run("scatter_add", x, x, index.contiguous(), num_rows, out)

@@ -10,6 +10,7 @@ from torch import Tensor
 from core_kernels.errors import argument_error
 from core_kernels.ops import _library
 from core_kernels.ops._checks import check_floating, check_indptr, check_rows, feature_matrix
+from core_kernels.ops._memory import empty_rows
 
 if TYPE_CHECKING:
     from core_kernels.graph import Graph
@@ -88,7 +89,7 @@ def segment_softmax(graph_or_indptr: Graph | Tensor, logits: Tensor) -> Tensor:
 
 
 def _dispatch_sum(x, indptr, edge_ids, dst_scale):
-    out = x.new_empty(indptr.shape[0] - 1, x.shape[1])
+    out = empty_rows(x, indptr.shape[0] - 1, x.shape[1])
     x = _library.contiguous_rows("segment_sum", "x", x)
     if out.numel():
         _library.run("segment_sum", x, x, indptr, edge_ids, dst_scale, out)
@@ -110,7 +111,7 @@ def _sum_backward(ctx, grad):
 
 
 def _dispatch_expand(x, indptr, edge_ids, dst_scale, num_edges):
-    out = x.new_empty(num_edges, x.shape[1])
+    out = empty_rows(x, num_edges, x.shape[1])
     x = _library.contiguous_rows("segment_expand", "x", x)
     if out.numel():
         _library.run("segment_expand", x, x, indptr, edge_ids, dst_scale, num_edges, out)
@@ -155,7 +156,7 @@ def _extremum_gradient(ctx, grad, _):
 
 def _dispatch_extremum_backward(grad, arg, indptr, edge_ids, num_edges):
     grad, arg = grad.contiguous(), arg.contiguous()
-    out = grad.new_empty(num_edges, grad.shape[1])
+    out = empty_rows(grad, num_edges, grad.shape[1])
     if out.numel():
         _library.run("segment_extremum_backward", grad, grad, arg, indptr, edge_ids, num_edges, out)
     return out
@@ -167,7 +168,7 @@ def _fake_extremum_backward(grad, arg, indptr, edge_ids, num_edges):
 
 def _dispatch_softmax(logits, indptr, edge_ids):
     logits = _library.contiguous_rows("segment_softmax", "logits", logits)
-    out = torch.empty_like(logits)
+    out = empty_rows(logits, *logits.shape)
     if logits.numel():
         _library.run("segment_softmax", logits, logits, indptr, edge_ids, out)
     return out
@@ -187,7 +188,7 @@ def _softmax_gradient(ctx, grad):
 
 def _dispatch_softmax_backward(grad, out, indptr, edge_ids):
     grad, out = grad.contiguous(), out.contiguous()
-    grad_logits = torch.empty_like(grad)
+    grad_logits = empty_rows(grad, *grad.shape)
     if grad.numel():
         _library.run("segment_softmax_backward", grad, grad, out, indptr, edge_ids, grad_logits)
     return grad_logits

@@ -47,14 +47,20 @@ def split_ranges(num_rows: int, num_parts: int, weights: np.ndarray | None = Non
 
 
 def _row_at_work(weights: np.ndarray, num_rows: int, target: int) -> int:
-    """Return the first row before which at least ``target`` units lie, by bisection."""
-    low, high, first = 0, num_rows, int(weights[0])
+    """Return the row before which the work is nearest to ``target`` units, by bisection."""
+
+    def work_before(row: int) -> int:
+        return int(weights[row]) - int(weights[0]) + row
+
+    low, high = 0, num_rows
     while low < high:
         middle = (low + high) // 2
-        if int(weights[middle]) - first + middle < target:
+        if work_before(middle) < target:
             low = middle + 1
         else:
             high = middle
+    if low > 0 and target - work_before(low - 1) < work_before(low) - target:
+        return low - 1
     return low
 
 

@@ -12,6 +12,7 @@ import torch
 from numba import njit
 
 from core_kernels.kernels.numba._arrays import array, fill_through_float32, is_half
+from core_kernels.kernels.numba._copy_loop import prefetch_row
 from core_kernels.kernels.numba._groups import group_positions
 from core_kernels.kernels.numba._rows import dot_rows, sum_rows
 from core_kernels.kernels.numba._threads import run_ranges
@@ -90,7 +91,7 @@ def embedding_update_(
     )
     run_ranges(
         _KERNELS[optimizer], unique.shape[0], pointers, pointers, bags, *source, array(unique), array(weight),
-        array(first), array(second), constants, unit=weight.shape[1],
+        array(first), array(second), constants, weight.data_ptr(), unit=weight.shape[1],
     )  # fmt: skip
 
 
@@ -173,12 +174,17 @@ def _adam_row(gradient, weight, first, second, row, constants):
 def _make_kernel(update_row):
     @njit(cache=True, nogil=True)
     def update_rows(
-        start, stop, indptr, bags, grad, sample_weight, positions, bag_scale, unique, weight, first, second, constants
-    ):
+        start, stop, indptr, bags, grad, sample_weight, positions, bag_scale, unique, weight, first, second, constants,
+        address,
+    ):  # fmt: skip
+        row_bytes = weight.shape[1] * weight.itemsize
         sums = np.empty((_BLOCK_ROWS, grad.shape[1]), grad.dtype)
         for begin in range(start, stop, _BLOCK_ROWS):
             end = min(begin + _BLOCK_ROWS, stop)
             pointers = indptr[begin : end + 1]
+            # The table is far larger than any cache: its rows travel while their gradients are summed.
+            for place in range(begin, end):
+                prefetch_row(address + unique[place] * row_bytes, row_bytes, True)
             sum_rows(0, end - begin, pointers, bags, grad, sample_weight, 1, positions, bag_scale, None, sums)
             for place in range(begin, end):
                 update_row(sums[place - begin], weight, first, second, unique[place], constants)

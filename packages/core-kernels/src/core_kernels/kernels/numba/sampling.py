@@ -99,41 +99,42 @@ def _draw_rows(
             for draw in range(last - first):
                 edges[first + draw] = begin + draw
         else:
-            slots, key = edges[first:last], row_key(stream, keys[place])
+            key = row_key(stream, keys[place])
             if replace:
                 for draw in range(fanout):
-                    slots[draw] = begin + bounded(absorb(key, draw), degree)
+                    edges[first + draw] = begin + bounded(absorb(key, draw), degree)
             elif marked:
-                _floyd_marked(key, degree, fanout, begin, marks, slots)
+                _floyd_marked(key, degree, fanout, begin, marks, edges, first)
             else:
-                _floyd_linear(key, degree, fanout, begin, slots)
-        for out in range(first, last):
-            position = edges[out]
-            sources[out] = indices[position]
-            if edge_ids is not None:
-                edges[out] = edge_ids[position]
+                _floyd_linear(key, degree, fanout, begin, edges, first)
+    # A loop of its own: its loads do not wait for one another, nor for the branches above.
+    for out in range(rows[start], rows[stop]):
+        position = edges[out]
+        sources[out] = indices[position]
+        if edge_ids is not None:
+            edges[out] = edge_ids[position]
 
 
-@njit(cache=True, nogil=True)
-def _floyd_linear(key, degree, fanout, begin, slots):
+@njit(cache=True, nogil=True, inline="always")
+def _floyd_linear(key, degree, fanout, begin, edges, first):
     for draw in range(fanout):
         newest = degree - fanout + draw
         position = begin + bounded(absorb(key, draw), newest + 1)
-        for earlier in range(draw):
-            if slots[earlier] == position:
-                position = begin + newest
-                break
-        slots[draw] = position
+        # No early exit: repeats are rare, and the comparisons run side by side.
+        taken = False
+        for earlier in range(first, first + draw):
+            taken |= edges[earlier] == position
+        edges[first + draw] = begin + newest if taken else position
 
 
 @njit(cache=True, nogil=True)
-def _floyd_marked(key, degree, fanout, begin, marks, slots):
+def _floyd_marked(key, degree, fanout, begin, marks, edges, first):
     for draw in range(fanout):
         newest = degree - fanout + draw
         slot = bounded(absorb(key, draw), newest + 1)
         if marks[slot]:
             slot = newest
         marks[slot] = True
-        slots[draw] = begin + slot
-    for draw in range(fanout):
-        marks[slots[draw] - begin] = False
+        edges[first + draw] = begin + slot
+    for draw in range(first, first + fanout):
+        marks[edges[draw] - begin] = False
