@@ -102,8 +102,13 @@ def test_compiler_log_is_read():
         "ptxas info    : Used 40 registers, used 0 barriers\n"
     )
     assert compiler._usage(log, {"k": "_Zk"}) == {"k": compiler.KernelUsage(40, 16)}
-    with pytest.raises(compiler.CompileError, match="reports nothing"):
-        compiler._usage(log, {"other": "_Zother"})
+    assert compiler._usage(log, {"other": "_Zother"}) == {}
+
+
+def test_a_report_without_registers_is_an_error(monkeypatch):
+    monkeypatch.setattr(report, "compile_kernels", lambda *_: compiler.Compiled(b"", {}, {}))
+    with pytest.raises(compiler.CompileError, match="no registers"):
+        report.compile_report(["sm_90"], registered_instances(["relabel"]))
 
 
 def test_doctor_shows_findings_with_remedies(tmp_path, capsys):

@@ -5,7 +5,9 @@ import torch
 
 import core_kernels
 from core_kernels import Graph, ops
-from core_kernels.kernels.cuda import spmm
+from core_kernels.errors import ArgumentError
+from core_kernels.kernels.cuda import _launch, gather, sketch, spmm
+from core_kernels.kernels.cuda._source import registered_instances
 from core_kernels.ops._library import OPERATORS
 from core_kernels.testing import emulator
 from core_kernels.testing.operator_cases import compare, operator_cases, run_case
@@ -118,8 +120,36 @@ def test_atomic_sums_agree_up_to_rounding():
     spmm.spmm_sum(indptr, indices, x, None, None, None, None, atomic, atomic=True)
     torch.testing.assert_close(atomic, plain, rtol=1e-4, atol=1e-3)
     half = x.half()
-    with pytest.raises(core_kernels.errors.ArgumentError, match="atomic"):
+    with pytest.raises(ArgumentError, match="atomic"):
         spmm.spmm_sum(indptr, indices, half, None, None, None, None, plain.half(), atomic=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8], ids=str)
+@pytest.mark.parametrize("width", [1, 3, 16, 130])
+def test_tiered_gather_takes_rows_from_both_tiers(dtype, width):
+    generator = torch.Generator().manual_seed(width)
+    rows = torch.randint(-9, 9, (50, width), generator=generator).to(dtype)
+    in_device = torch.rand(50, generator=generator) < 0.4
+    place = torch.where(in_device, in_device.cumsum(0) - 1, -(~in_device).cumsum(0))
+    for index in INDICES:
+        ids = torch.randint(0, 50, (200,), generator=generator).to(index)
+        out = torch.full((200, width), 77, dtype=dtype)
+        gather.tiered_gather(place, ids, rows[in_device], rows[~in_device], out)
+        assert torch.equal(out, rows[ids.long()])
+
+
+def test_atomic_sketch_agrees_up_to_rounding():
+    generator = torch.Generator().manual_seed(4)
+    keys, values = torch.randint(0, 300, (900,), generator=generator), torch.randn(900, generator=generator)
+    plain, atomic = torch.zeros(3, 41), torch.zeros(3, 41)
+    sketch.sketch_insert_(plain, keys, values, 5)
+    sketch.sketch_insert_(atomic, keys, values, 5, atomic=True)
+    torch.testing.assert_close(atomic, plain, rtol=1e-5, atol=1e-4)
+
+
+def test_too_many_blocks_are_refused():
+    with pytest.raises(ArgumentError, match="blocks along x"):
+        _launch.launch(registered_instances()[0], (2**31, 1), 128, (), torch.device("cpu"))
 
 
 def test_fp32_sum_of_a_hub_stays_accurate():

@@ -7,9 +7,9 @@ library.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 
@@ -61,7 +61,7 @@ class Instance:
     dtype: torch.dtype | None
     index: torch.dtype | None
 
-    @cached_property
+    @functools.cached_property
     def labels(self) -> dict[str, str]:
         """Kernel, dtype and index as they stand in reports."""
         return {"kernel": self.kernel, "dtype": _name(self.dtype), "index": _name(self.index)}
@@ -95,14 +95,16 @@ class Kernel:
         Raises:
             ArgumentError: The kernel is not built for that type.
         """
+        return self._instance(dtype, index, tuple(options.items()))
+
+    @functools.lru_cache(maxsize=4096)  # noqa: B019  kernels are module constants, they live as long as the cache
+    def _instance(self, dtype: torch.dtype | None, index: torch.dtype | None, options: tuple) -> Instance:
         for what, given, known in (("dtype", dtype, self.dtypes), ("index dtype", index, self.indices)):
             if given not in (known or (None,)):
                 names = ", ".join(_name(one) for one in known) or "none"
                 raise argument_error(what, given, f"one of {names} for kernel {self.name}", "convert the tensor")
-        arguments = [_CPP[one] for one in (dtype, index) if one is not None] + [
-            str(value) for value in options.values()
-        ]
-        shown = ",".join(f"{key}={value}" for key, value in options.items())
+        arguments = [_CPP[one] for one in (dtype, index) if one is not None] + [str(value) for _, value in options]
+        shown = ",".join(f"{key}={value}" for key, value in options)
         return Instance(
             kernel=f"{self.name}[{shown}]" if shown else self.name,
             source=self.source,

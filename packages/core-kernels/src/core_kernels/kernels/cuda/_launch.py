@@ -12,12 +12,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from core_kernels.errors import argument_error
 from core_kernels.kernels.cuda._instances import Instance
 
 __all__ = ["BLOCK_THREADS", "launch", "launch_threads"]
 
 BLOCK_THREADS = 128
-_MAX_GRID_Y = 65535
+_MAX_GRID_X, _MAX_GRID_Y = 2**31 - 1, 65535
 
 Argument = Tensor | int | float | None
 
@@ -49,7 +50,12 @@ def launch(
         block: Threads of a block.
         args: The kernel's arguments, in order.
         device: Device of every tensor among them.
+
+    Raises:
+        ArgumentError: More blocks than a grid can have.
     """
+    if grid[0] > _MAX_GRID_X:
+        raise argument_error("grid", grid, f"at most {_MAX_GRID_X} blocks along x", "split the rows into several calls")
     if device.type == "cuda":
         from core_kernels.kernels.cuda import _device
 

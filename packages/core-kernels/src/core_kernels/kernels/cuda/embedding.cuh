@@ -81,6 +81,7 @@ __device__ __forceinline__ void update_row(const Update<T, S>& update, const Sum
         for (int offset = lanes.num_columns / 2; offset > 0; offset /= 2)
             square_sum += __shfl_xor_sync(whole_warp, square_sum, offset);
         row_state += square_sum / Acc(update.width);
+        __syncwarp();  // every lane has read the state before one writes it
         if (row >= 0 && lanes.column == 0 && lanes.edge == 0) update.first[row] = narrow<S>(row_state);
         row_state = widen(narrow<S>(row_state));
     }

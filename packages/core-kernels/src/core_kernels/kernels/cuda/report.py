@@ -16,7 +16,7 @@ from pathlib import Path
 from core_kernels.errors import argument_error
 from core_kernels.kernels.cuda._instances import Instance
 from core_kernels.kernels.cuda._source import registered_instances
-from core_kernels.kernels.cuda.compiler import compile_kernels
+from core_kernels.kernels.cuda.compiler import CompileError, compile_kernels
 
 __all__ = ["ARCHITECTURES", "GOLDEN_FILE", "TOLERANCE", "compile_report", "find_problems", "write_golden"]
 
@@ -45,7 +45,7 @@ def compile_report(
 
     Raises:
         ArgumentError: An architecture is not of the form ``sm_90``.
-        CompileError: An instance does not compile.
+        CompileError: An instance does not compile, or the compiler does not say what it takes.
         MissingDependencyError: There is no CUDA compiler.
     """
     for arch in architectures:
@@ -57,6 +57,9 @@ def compile_report(
         arch, group = job
         compiled = compile_kernels(f'#include "{group[0].source}"\n', [one.expression for one in group], arch)
         advance()
+        missing = [one.expression for one in group if one.expression not in compiled.usage]
+        if missing:
+            raise CompileError(f"ptxas reports no registers of {missing} for {arch}")
         return [
             {
                 **one.labels,
