@@ -128,7 +128,8 @@ class _Tape:
         arg, builder = node.args[0], self.builder
         if node.op in ("max_dst", "min_dst"):
             winners = builder.emit("eq", self.value[arg], self.value[number])
-            count = builder.aggregate("sum_dst", winners, node.relation)
+            # One where there is no edge: the quotient may be moved in front of a sum, and zero times it must be zero.
+            count = builder.aggregate("sum_dst", winners, node.relation, empty=1.0)
             grad = builder.emit("mul", winners, builder.emit("div", grad, count))
         elif node.op == "shift_dst":
             return

@@ -63,6 +63,9 @@ def name_widths(entity_shapes: Sequence[tuple[int, ...]], names: Sequence[str]) 
         if width != 1 and width not in features:
             features.append(width)
         shapes.append((int(heads != 1), features.index(width) + 1 if width != 1 else 0))
+    if num_heads == 1:
+        # One head is a number of heads like any other: what has a head axis keeps it, and kernels serve both.
+        shapes = [(int(len(of) == 2), width) for of, (_, width) in zip(entity_shapes, shapes, strict=True)]
     return shapes, Widths(num_heads, features)
 
 
