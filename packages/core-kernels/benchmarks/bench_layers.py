@@ -45,9 +45,9 @@ def make_layer(library: str, name: str, width: int) -> torch.nn.Module:
     }[name]()
 
 
-def make_step(library: str, name: str, width: int, edge_index: torch.Tensor, num_nodes: int):
+def make_step(library: str, name: str, width: int, edge_index: torch.Tensor, num_nodes: int, input_grad: bool):
     layer = make_layer(library, name, width)
-    x = torch.randn(num_nodes, width, requires_grad=True)
+    x = torch.randn(num_nodes, width, requires_grad=input_grad)
     grad = torch.randn(num_nodes, width)
     if library == "pyg":
         arguments = (x, edge_index)
@@ -68,14 +68,16 @@ def measure_memory(library: str, name: str, arguments: argparse.Namespace) -> fl
     """Return the MB a step adds to the peak RSS of a fresh process."""
     command = [sys.executable, __file__, "--child", library, name, "--nodes", str(arguments.nodes)]
     command += ["--edges", str(arguments.edges), "--width", str(arguments.width)]
+    command += ["--input-grad"] if arguments.input_grad else []
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def run_child(arguments: argparse.Namespace) -> None:
     library, name = arguments.child
-    small = make_step(library, name, arguments.width, make_graph(100, 1000), 100)
+    small = make_step(library, name, arguments.width, make_graph(100, 1000), 100, arguments.input_grad)
     small()
-    step = make_step(library, name, arguments.width, make_graph(arguments.nodes, arguments.edges), arguments.nodes)
+    edges = make_graph(arguments.nodes, arguments.edges)
+    step = make_step(library, name, arguments.width, edges, arguments.nodes, arguments.input_grad)
     # Writing 5 makes the kernel forget the peak so far.
     Path("/proc/self/clear_refs").write_text("5")
     before = read_peak_kb()
@@ -107,6 +109,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--layers", nargs="+", default=["gcn", "sage", "gat"], choices=LAYERS)
+    parser.add_argument("--input-grad", action="store_true", help="want the gradient of x too, as a hidden layer does")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
@@ -120,7 +123,7 @@ def main() -> None:
     print(f"{'layer':10}{'ms':>9}{'PyG ms':>9}{'ratio':>8}{'MB':>9}{'PyG MB':>9}{'ratio':>8}")
     for name in arguments.layers:
         steps = {
-            library: make_step(library, name, arguments.width, edge_index, arguments.nodes)
+            library: make_step(library, name, arguments.width, edge_index, arguments.nodes, arguments.input_grad)
             for library in ("ours", "pyg")
         }
         seconds = measure_seconds(steps, arguments.repeats)
