@@ -65,13 +65,15 @@ def relabel_direct(keys, table, unique, local, known):
     count = np.int32(known)
     for place in range(len(keys)):
         key = keys[place]
-        number = table[key]
-        if number < 0:
-            number = count
-            table[key] = number
-            unique[count] = key
-            count += np.int32(1)
+        found = table[key]
+        # Without branches, which would be mispredicted for every other key: both stores are harmless for known keys,
+        # and ``count`` never exceeds the number of keys seen before.
+        is_new = found < 0
+        number = count if is_new else found
+        table[key] = number
+        unique[count] = key
         local[place] = number
+        count += np.int32(is_new)
     return count
 
 

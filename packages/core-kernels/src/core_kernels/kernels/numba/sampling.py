@@ -12,6 +12,7 @@ import torch
 from numba import njit
 
 from core_kernels.kernels.numba._arrays import array
+from core_kernels.kernels.numba._copy_loop import prefetch_row
 from core_kernels.kernels.numba._threads import run_ranges
 from core_kernels.kernels.numba.random import absorb, bounded, row_key, stream_key
 from core_kernels.kernels.numba.relabel import direct_table, relabel_direct, reset_table, unique_relabel
@@ -60,7 +61,7 @@ def _number_block(seeds, sources, table, unique, local):
 def _draw(pointers, indices, edge_ids, seeds, keys, draw, rows, sources, edges):
     run_ranges(
         _draw_rows, seeds.shape[0], array(rows), pointers, array(indices), array(edge_ids), array(seeds),
-        array(seeds if keys is None else keys), *draw, array(rows), array(sources), array(edges), unit=4,
+        array(seeds if keys is None else keys), *draw, array(rows), array(sources), array(edges), indices.data_ptr(), unit=4,
     )  # fmt: skip
 
 
@@ -87,7 +88,22 @@ def _longest_row(indptr, seeds, start, stop):
 
 @njit(cache=True, nogil=True)
 def _draw_rows(
-    start, stop, indptr, indices, edge_ids, seeds, keys, fanout, replace, seed, step, layer, rows, sources, edges
+    start,
+    stop,
+    indptr,
+    indices,
+    edge_ids,
+    seeds,
+    keys,
+    fanout,
+    replace,
+    seed,
+    step,
+    layer,
+    rows,
+    sources,
+    edges,
+    address,
 ):
     stream = stream_key(seed, step, layer)
     marked = fanout > _LINEAR_FANOUT and not replace
@@ -107,6 +123,8 @@ def _draw_rows(
                 _floyd_marked(key, degree, fanout, begin, marks, edges, first)
             else:
                 _floyd_linear(key, degree, fanout, begin, edges, first)
+        for out in range(first, last):
+            prefetch_row(address + edges[out] * indices.itemsize, 1, False)
     # A loop of its own: its loads do not wait for one another, nor for the branches above.
     for out in range(rows[start], rows[stop]):
         position = edges[out]
