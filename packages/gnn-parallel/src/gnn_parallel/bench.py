@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from core_kernels import PartitionBook
 from core_kernels.comm import Group
 from core_kernels.datasets import GraphData
+from gnn_parallel.clock import TERMS
 from gnn_parallel.engine import Engine
 from gnn_parallel.exchange import TAGS
 from gnn_parallel.plan import Plan
-from gnn_parallel.training import TrainJob, load_dataset, make_plan
+from gnn_parallel.training import TrainJob, load_dataset, make_plan, settle_terms
 
 __all__ = ["bench_on_rank", "time_strategies"]
 
@@ -48,13 +49,18 @@ def time_strategies(
     names = [candidate.strategy for candidate in plan.candidates if not candidate.reason]
     engines = {name: Engine(_with_strategy(plan, name), job.make_model(data), group) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
+    terms = {name: dict.fromkeys(TERMS, 0.0) for name in names}
     sent = dict.fromkeys(names, 0.0)
     for round_number in range(num_rounds + 1):  # round 0 warms up
         for name, engine in engines.items():
             before = sum(group.counters.sent(tag) for tag in TAGS)
+            engine.clock.take()
             steps = _time_steps(engine, data, num_steps, epoch=round_number)
+            settled = settle_terms(group, engine.clock.take(), sum(steps))
             if round_number:
                 seconds[name] += steps
+                for term in TERMS:
+                    terms[name][term] += settled[term] / len(steps) / num_rounds
                 sent[name] += (sum(group.counters.sent(tag) for tag in TAGS) - before) / len(steps) / num_rounds
     cells = {}
     for name in names:
@@ -63,6 +69,8 @@ def time_strategies(
         cells[name] = {
             "predicted_step_seconds": plan.candidate(name).predicted_seconds / plan.steps_per_epoch,
             "measured_step_seconds": float(group.all_reduce(median, op="max", tag="report")),
+            "predicted_seconds": {t: s / plan.steps_per_epoch for t, s in plan.candidate(name).seconds.items()},
+            "measured_seconds": terms[name],
             "step_bytes": float(total),
         }
     fastest = min(cells, key=lambda name: cells[name]["measured_step_seconds"])

@@ -11,7 +11,7 @@ from typing import Any
 
 from core_kernels import PartitionBook, launch, partition_graph
 from core_kernels.comm import Group
-from core_kernels.console import CheckFailedError, CommandLine, format_bytes, format_seconds, say, table
+from core_kernels.console import CheckFailedError, CommandLine, format_bytes, format_seconds, progress, say, table
 from core_kernels.datasets import GraphData
 from gnn_parallel._version import __version__
 from gnn_parallel.bench import bench_on_rank
@@ -83,6 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_model(bench)
     bench.add_argument("--steps", type=int, default=10, help="steps per strategy and round")
     bench.add_argument("--rounds", type=int, default=3, help="rounds, strategies interleaved")
+    bench.add_argument(
+        "--grid", action="store_true", help="regret over a grid of cells on four shaped hosts (root; ignores the job)"
+    )
     return cli.run(argv)
 
 
@@ -252,6 +255,8 @@ def _verify_on_rank(
 
 
 def _bench(args: argparse.Namespace) -> dict[str, Any]:
+    if args.grid:
+        return _bench_grid()
     job, data = _job(args), load_dataset(args.dataset, args.dtype)
     partition = _read_partition(args, data, _num_ranks(args))
     result = _on_ranks(args, bench_on_rank, job, partition, args.steps, args.rounds)[0]
@@ -267,6 +272,38 @@ def _bench(args: argparse.Namespace) -> dict[str, Any]:
     table(f"{job.model} on {job.dataset}, {args.ranks} ranks", ("strategy", "predicted", "measured", "bytes"), rows)
     say(f"chosen {result['chosen']}, fastest {result['fastest']}, regret {result['regret']:.2f}")
     return result
+
+
+def _bench_grid() -> dict[str, Any]:
+    from gnn_parallel.grid import Grid, run_grid, summarize
+
+    cells = []
+    axes = ("link_mbit", "partition", "cache", "hidden")
+    with progress("cells", Grid().num_cells) as advance:
+        for cell in run_grid(Grid()):
+            cells.append(cell)
+            advance(note=f"regret {cell['regret']:.2f}")
+    rows = [
+        (
+            " ".join(str(cell[axis]) for axis in axes),
+            cell["chosen"],
+            cell["raced"],
+            cell["fastest"],
+            *(f"{cell[kind]:.2f}" for kind in ("regret", "raced_regret", "gdp_ratio")),
+            f"{cell['median_prediction_error']:.0%}",
+        )
+        for cell in cells
+    ]
+    columns = (" ".join(axes), "chosen", "raced", "fastest", "regret", "raced regret", "always gdp", "error")
+    table("time over time of the fastest strategy, four hosts", columns, rows)
+    summary = summarize(cells)
+    say(
+        f"regret mean {summary['mean_regret']:.3f} worst {summary['worst_regret']:.2f}; "
+        f"with a race {summary['mean_raced_regret']:.3f} and {summary['worst_raced_regret']:.2f}; "
+        f"always gdp {summary['mean_gdp_regret']:.2f} and {summary['worst_gdp_regret']:.2f}; "
+        f"median prediction error {summary['median_prediction_error']:.0%}"
+    )
+    return {"cells": cells, "summary": summary}
 
 
 if __name__ == "__main__":

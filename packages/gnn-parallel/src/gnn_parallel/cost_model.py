@@ -289,13 +289,14 @@ def estimate_step_seconds(
     )
     per_rank = sample + load + compute
     slowest = int(per_rank.argmax())
-    shuffle = reduce = 0.0
+    shuffle = fetch = reduce = 0.0
     if len(counts.seeds) > 1:
         for tag, (collective, num_calls) in work.calls.items():
             busiest = max(float(tags.sent[tag].max()), float(tags.received[tag].max()))
-            shuffle += num_calls * price(collective, busiest / num_calls)
+            seconds = num_calls * price(collective, busiest / num_calls)
+            fetch, shuffle = (fetch + seconds, shuffle) if tag == "features" else (fetch, shuffle + seconds)
         reduce = price("all_reduce", shape.reduced_elements(strategy) * shape.element_bytes)
-    return StepSeconds(float(sample[slowest]), float(load[slowest]), shuffle, float(compute[slowest]), reduce)
+    return StepSeconds(float(sample[slowest]), float(load[slowest]) + fetch, shuffle, float(compute[slowest]), reduce)
 
 
 @dataclass

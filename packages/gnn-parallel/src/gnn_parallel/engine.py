@@ -206,6 +206,12 @@ class Engine:
                 batch, labels, epoch * schedule.steps_per_epoch + index, self.plan.fanouts, self.strategy
             )
 
+    def batch_at(self, seeds: Tensor, step: int, labels: Tensor | None = None) -> Batch:
+        """Return this rank's part of one step, counted from the start of training. Collective."""
+        schedule = BatchSchedule(seeds, self.plan.batch_size, self.plan.seed)
+        epoch, index = divmod(step, schedule.steps_per_epoch)
+        return self._prepare(schedule.batches(epoch)[index], labels, step, self.plan.fanouts, self.strategy)
+
     def _prepare(
         self, seeds: Tensor, labels: Tensor | None, step: int, fanouts: tuple[int, ...], strategy: Strategy
     ) -> Batch:

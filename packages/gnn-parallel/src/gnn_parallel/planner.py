@@ -15,13 +15,13 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from core_kernels import Graph, PartitionBook
 from core_kernels.comm import Group
+from core_kernels.interconnect import Interconnect
 from gnn_parallel.adapters import find_input_layer, split_layer
 from gnn_parallel.cache import choose_cached
 from gnn_parallel.clock import TERMS
@@ -35,9 +35,6 @@ from gnn_parallel.loader import BatchSchedule, share_seeds
 from gnn_parallel.plan import Candidate, Plan
 from gnn_parallel.profile import measure_rates
 from gnn_parallel.strategies import STRATEGIES
-
-if TYPE_CHECKING:
-    from core_kernels.interconnect import Interconnect
 
 __all__ = ["choose_strategy", "parse_cache", "parse_fanouts"]
 
@@ -127,8 +124,6 @@ def choose_strategy(
     if rates is None:
         rates = measure_rates(data, model, fanouts, batch_size, seed, group) if measure else Rates.free()
     if interconnect is None and group is not None and world_size > 1 and measure:
-        from core_kernels.interconnect import Interconnect
-
         interconnect = Interconnect.measure(group, budget_seconds=_MEASURE_SECONDS)
     price = _make_price(interconnect, group_shape, world_size)
     dry_run = _DryRun(data, layer, shape, fanouts, seed, schedule, rates, price, cached_rows, group)

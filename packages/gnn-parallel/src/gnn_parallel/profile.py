@@ -26,7 +26,7 @@ from gnn_parallel.loader import BatchSchedule, share_seeds
 from gnn_parallel.strategies.base import sample_in_edges
 from gnn_parallel.strategies.snp import split_by_source_owner
 
-__all__ = ["measure_rates"]
+__all__ = ["left_as_it_is", "measure_rates"]
 
 _MIN_REPEATS, _MAX_REPEATS, _PART_SECONDS = 3, 15, 0.1
 """Repetitions of each part: at least 3, more while they are quick."""
@@ -63,14 +63,14 @@ def measure_rates(
     seeds = max(shares, key=len) if group.size == 1 else shares[group.rank]
     if not len(seeds):
         seeds = batch[:1]
-    with _left_as_it_is(model):
+    with left_as_it_is(model):
         bench = _Bench(data, model, module, layer, fanouts, seed, seeds, group)
         rates = torch.tensor(bench.measure(), dtype=torch.float64)
     return Rates(*(group.all_reduce(rates, tag="planning") / group.size).tolist())
 
 
 @contextmanager
-def _left_as_it_is(model: nn.Module) -> Iterator[None]:
+def left_as_it_is(model: nn.Module) -> Iterator[None]:
     """Restore gradients, buffers and mode of a model; optimizers inside must have a learning rate of 0."""
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]

@@ -20,6 +20,7 @@ from core_kernels import PartitionBook, datasets
 from core_kernels.comm import Group
 from core_kernels.console import progress, say
 from core_kernels.datasets import GraphData
+from core_kernels.interconnect import Interconnect
 from gnn_parallel.clock import TERMS
 from gnn_parallel.engine import Engine
 from gnn_parallel.errors import input_error
@@ -28,7 +29,7 @@ from gnn_parallel.models import SampledGNN, make_model
 from gnn_parallel.plan import Plan
 from gnn_parallel.planner import choose_strategy
 
-__all__ = ["TrainJob", "load_dataset", "make_plan", "train_on_rank"]
+__all__ = ["TrainJob", "load_dataset", "make_plan", "settle_terms", "train_on_rank"]
 
 _log = logging.getLogger(__name__)
 
@@ -116,11 +117,8 @@ def load_dataset(name: str, dtype: str = "float32") -> GraphData:
 
 def make_plan(job: TrainJob, data: GraphData, partition: PartitionBook, group: Group | None, **options: Any) -> Plan:
     """Plan a job; see :func:`gnn_parallel.plan`."""
-    interconnect = None
     if job.interconnect:
-        from core_kernels.interconnect import Interconnect
-
-        interconnect = Interconnect.load(job.interconnect)
+        options = {"interconnect": Interconnect.load(job.interconnect)} | options
     return choose_strategy(
         data.graph,
         job.make_model(data),
@@ -128,7 +126,6 @@ def make_plan(job: TrainJob, data: GraphData, partition: PartitionBook, group: G
         partition=partition,
         fanouts=job.fanouts,
         batch_size=job.batch_size,
-        interconnect=interconnect,
         seeds=data.train_mask.nonzero().view(-1),
         cache=job.cache,
         placement=job.placement,
@@ -193,7 +190,7 @@ def _train_epoch(
                 total += float(loss.detach()) * batch.share
             advance()
     elapsed = time.perf_counter() - started
-    terms = _settle_terms(group, engine.clock.take(), elapsed)
+    terms = settle_terms(group, engine.clock.take(), elapsed)
     after = group.counters.snapshot()
     sent = [after.get(tag, _NOTHING)["sent_bytes"] - before.get(tag, _NOTHING)["sent_bytes"] for tag in TAGS]
     by_tag = group.all_reduce(torch.tensor(sent, dtype=torch.float64), tag="report")
@@ -206,7 +203,7 @@ def _train_epoch(
     }
 
 
-def _settle_terms(group: Group, terms: dict[str, float], elapsed: float) -> dict[str, float]:
+def settle_terms(group: Group, terms: dict[str, float], elapsed: float) -> dict[str, float]:
     """Return the seconds of an epoch by term over all ranks.
 
     A collective's own time is that of the rank that came last; others spend the difference waiting for that rank to
