@@ -22,19 +22,22 @@ __all__ = ["combine_cells", "thin_run"]
 
 _NO_POINT = np.int64(1) << 62
 
+# Columns of a run, and of a point that leaves it: all but the last.
+_MEMORY, _SECONDS, _CHOICE, _POINT_A, _POINT_B, _END = range(6)
+
 
 @njit(cache=True, nogil=True)
-def _skip_slower(seconds: np.ndarray, start: int, end: int, limit: int) -> int:
-    """Return the first index in [start, end) whose value is below ``limit``, or ``end``; values descend."""
-    if start >= end or seconds[start] < limit:
+def _skip_slower(costs: np.ndarray, start: int, end: int, limit: int) -> int:
+    """Return the first point in [start, end) with seconds below ``limit``, or ``end``; seconds descend."""
+    if start >= end or costs[start, 1] < limit:
         return start
     step = 1
-    while start + step < end and seconds[start + step] >= limit:
+    while start + step < end and costs[start + step, 1] >= limit:
         step *= 2
     low, high = start + step // 2, min(start + step, end)
     while low < high:
         middle = (low + high) // 2
-        if seconds[middle] < limit:
+        if costs[middle, 1] < limit:
             high = middle
         else:
             low = middle + 1
@@ -42,18 +45,27 @@ def _skip_slower(seconds: np.ndarray, start: int, end: int, limit: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _sift_down(heap: np.ndarray, size: int, memory: np.ndarray, seconds: np.ndarray) -> None:
-    """Restore the heap order from the root; the order is by (memory, seconds, number of the run)."""
-    root = 0
-    item = heap[0]
+def _before(runs: np.ndarray, a: int, b: int) -> bool:
+    """Order runs by (memory, seconds) of their next point, then by number."""
+    if runs[a, _MEMORY] != runs[b, _MEMORY]:
+        return runs[a, _MEMORY] < runs[b, _MEMORY]
+    if runs[a, _SECONDS] != runs[b, _SECONDS]:
+        return runs[a, _SECONDS] < runs[b, _SECONDS]
+    return a < b
+
+
+@njit(cache=True, nogil=True)
+def _sift_down(heap: np.ndarray, root: int, size: int, runs: np.ndarray) -> None:
+    """Restore the heap order below ``root``."""
+    item = heap[root]
     while True:
         child = 2 * root + 1
         if child >= size:
             break
         other = child + 1
-        if other < size and _before(heap[other], heap[child], memory, seconds):
+        if other < size and _before(runs, heap[other], heap[child]):
             child = other
-        if not _before(heap[child], item, memory, seconds):
+        if not _before(runs, heap[child], item):
             break
         heap[root] = heap[child]
         root = child
@@ -61,113 +73,98 @@ def _sift_down(heap: np.ndarray, size: int, memory: np.ndarray, seconds: np.ndar
 
 
 @njit(cache=True, nogil=True)
-def _before(a: int, b: int, memory: np.ndarray, seconds: np.ndarray) -> bool:
-    if memory[a] != memory[b]:
-        return memory[a] < memory[b]
-    if seconds[a] != seconds[b]:
-        return seconds[a] < seconds[b]
-    return a < b
-
-
-@njit(cache=True, nogil=True)
 def _grown(array: np.ndarray) -> np.ndarray:
-    larger = np.empty(2 * array.shape[0], array.dtype)
+    larger = np.empty((2 * array.shape[0], array.shape[1]), array.dtype)
     larger[: array.shape[0]] = array
     return larger
 
 
 @njit(cache=True, nogil=True)
-def combine_cells(
-    cells_a,  # [cells]: cell of A at choice 0 of the eliminated variable
-    cells_b,
-    stride_a,  # distance in A between successive choices of the eliminated variable
-    stride_b,
-    num_choices,  # 1 when nothing is eliminated
-    offsets_a,
-    memory_a,
-    seconds_a,
-    offsets_b,
-    memory_b,
-    seconds_b,
-):
-    """Combine two tables cell by cell: product per choice, union over choices, reduce.
-
-    Returns:
-        (offsets, memory, seconds, choice, point of A, point of B), the last three as back pointers.
-    """
-    num_cells = cells_a.shape[0]
-    offsets = np.zeros(num_cells + 1, np.int64)
-    capacity = max(1024, 2 * num_cells)
-    out_memory, out_seconds = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
-    out_choice = np.empty(capacity, np.int32)
-    out_a, out_b = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
-    size = 64
-    run_position, run_end = np.empty(size, np.int64), np.empty(size, np.int64)
-    run_choice, run_a = np.empty(size, np.int32), np.empty(size, np.int64)
-    key_memory, key_seconds = np.empty(size, np.int64), np.empty(size, np.int64)
-    heap = np.empty(size, np.int64)
-    count = 0
-    for cell in range(num_cells):
-        num_runs = 0
-        for choice in range(num_choices):
-            a, b = cells_a[cell] + choice * stride_a, cells_b[cell] + choice * stride_b
-            start, end = offsets_b[b], offsets_b[b + 1]
-            if start == end:
-                continue
-            for point in range(offsets_a[a], offsets_a[a + 1]):
-                if num_runs == run_end.shape[0]:
-                    run_position, run_end = _grown(run_position), _grown(run_end)
-                    run_choice, run_a = _grown(run_choice), _grown(run_a)
-                    key_memory, key_seconds, heap = _grown(key_memory), _grown(key_seconds), _grown(heap)
-                run_position[num_runs], run_end[num_runs] = start, end
-                run_choice[num_runs], run_a[num_runs] = choice, point
-                key_memory[num_runs] = memory_a[point] + memory_b[start]
-                key_seconds[num_runs] = seconds_a[point] + seconds_b[start]
-                num_runs += 1
-        for run in range(num_runs):  # insertion into the heap, sifting up
-            place = run
-            while place > 0:
-                parent = (place - 1) // 2
-                if not _before(run, heap[parent], key_memory, key_seconds):
-                    break
-                heap[place] = heap[parent]
-                place = parent
-            heap[place] = run
-        fastest = _NO_POINT
-        while num_runs > 0:
-            run = heap[0]
-            if key_seconds[run] < fastest:
-                if count == out_memory.shape[0]:
-                    out_memory, out_seconds = _grown(out_memory), _grown(out_seconds)
-                    out_choice, out_a, out_b = _grown(out_choice), _grown(out_a), _grown(out_b)
-                fastest = key_seconds[run]
-                out_memory[count], out_seconds[count] = key_memory[run], fastest
-                out_choice[count], out_a[count], out_b[count] = run_choice[run], run_a[run], run_position[run]
-                count += 1
-            shift = seconds_a[run_a[run]]
-            position = _skip_slower(seconds_b, run_position[run] + 1, run_end[run], fastest - shift)
-            if position < run_end[run]:
-                run_position[run] = position
-                key_memory[run] = memory_a[run_a[run]] + memory_b[position]
-                key_seconds[run] = shift + seconds_b[position]
-            else:
-                num_runs -= 1
-                heap[0] = heap[num_runs]
-            if num_runs > 0:
-                _sift_down(heap, num_runs, key_memory, key_seconds)
-        offsets[cell + 1] = count
-    return (
-        offsets,
-        out_memory[:count].copy(),
-        out_seconds[:count].copy(),
-        out_choice[:count].copy(),
-        out_a[:count].copy(),
-        out_b[:count].copy(),
-    )
+def _open_runs(runs, cell_a, cell_b, stride_a, stride_b, num_choices, offsets_a, offsets_b, costs_a, costs_b):
+    """List the shifted runs of one cell: per choice and point of A, the points of B. Returns (runs, their number)."""
+    num_runs = 0
+    for choice in range(num_choices):
+        a, b = cell_a + choice * stride_a, cell_b + choice * stride_b
+        start, end = offsets_b[b], offsets_b[b + 1]
+        if start == end:
+            continue
+        for point in range(offsets_a[a], offsets_a[a + 1]):
+            if num_runs == runs.shape[0]:
+                runs = _grown(runs)
+            run = runs[num_runs]
+            run[_MEMORY], run[_SECONDS] = costs_a[point, 0] + costs_b[start, 0], costs_a[point, 1] + costs_b[start, 1]
+            run[_CHOICE], run[_POINT_A], run[_POINT_B], run[_END] = choice, point, start, end
+            num_runs += 1
+    return runs, num_runs
 
 
 @njit(cache=True, nogil=True)
-def thin_run(memory: np.ndarray, offsets: np.ndarray, ratio: float):
+def _merge_runs(runs, num_runs, heap, costs_a, costs_b, out, count):
+    """Append the reduced union of the runs to ``out`` behind ``count`` points. Returns (out, new count)."""
+    for run in range(num_runs):
+        heap[run] = run
+    for root in range(num_runs // 2 - 1, -1, -1):
+        _sift_down(heap, root, num_runs, runs)
+    fastest = _NO_POINT
+    while num_runs > 0:
+        run = runs[heap[0]]
+        if run[_SECONDS] < fastest:
+            if count == out.shape[0]:
+                out = _grown(out)
+            fastest = run[_SECONDS]
+            out[count] = run[:_END]
+            count += 1
+        a = run[_POINT_A]
+        b = _skip_slower(costs_b, run[_POINT_B] + 1, run[_END], fastest - costs_a[a, 1])
+        if b < run[_END]:
+            run[_POINT_B] = b
+            run[_MEMORY], run[_SECONDS] = costs_a[a, 0] + costs_b[b, 0], costs_a[a, 1] + costs_b[b, 1]
+        else:
+            num_runs -= 1
+            heap[0] = heap[num_runs]
+        if num_runs > 0:
+            _sift_down(heap, 0, num_runs, runs)
+    return out, count
+
+
+@njit(cache=True, nogil=True)
+def combine_cells(
+    cells_a, cells_b, stride_a, stride_b, num_choices, offsets_a, offsets_b, costs_a, costs_b
+):  # fmt: skip
+    """Combine two tables cell by cell: product per choice, union over choices, reduce.
+
+    Args:
+        cells_a: int64 [cells], the cell of A at choice 0 of the eliminated variable; ``cells_b`` likewise.
+        cells_b: See ``cells_a``.
+        stride_a: Distance in A between successive choices of that variable; ``stride_b`` likewise.
+        stride_b: See ``stride_a``.
+        num_choices: Choices of the eliminated variable, 1 when nothing is eliminated.
+        offsets_a: int64 [cells of A + 1]; ``offsets_b`` likewise.
+        offsets_b: See ``offsets_a``.
+        costs_a: int64 [points of A, 2], (memory, seconds); ``costs_b`` likewise.
+        costs_b: See ``costs_a``.
+
+    Returns:
+        (offsets int64 [cells + 1], points int64 [points, 5]), a point being (memory, seconds, choice, point of A,
+        point of B), the last three the way back.
+    """
+    offsets = np.zeros(cells_a.shape[0] + 1, np.int64)
+    out = np.empty((max(1024, 2 * cells_a.shape[0]), _END), np.int64)
+    runs, heap = np.empty((64, _END + 1), np.int64), np.empty(64, np.int64)
+    count = 0
+    for cell in range(cells_a.shape[0]):
+        runs, num_runs = _open_runs(
+            runs, cells_a[cell], cells_b[cell], stride_a, stride_b, num_choices, offsets_a, offsets_b, costs_a, costs_b
+        )
+        if heap.shape[0] < runs.shape[0]:
+            heap = np.empty(runs.shape[0], np.int64)
+        out, count = _merge_runs(runs, num_runs, heap, costs_a, costs_b, out, count)
+        offsets[cell + 1] = count
+    return offsets, out[:count].copy()
+
+
+@njit(cache=True, nogil=True)
+def thin_run(costs: np.ndarray, offsets: np.ndarray, ratio: float):
     """Choose which points stay so that every point has one at least as fast within ``ratio`` times its memory.
 
     The first point of each run, the one of least memory, always stays.
@@ -175,7 +172,7 @@ def thin_run(memory: np.ndarray, offsets: np.ndarray, ratio: float):
     Returns:
         (new offsets, positions of the points that stay).
     """
-    kept = np.empty(memory.shape[0], np.int64)
+    kept = np.empty(costs.shape[0], np.int64)
     new_offsets = np.zeros_like(offsets)
     count = 0
     for cell in range(offsets.shape[0] - 1):
@@ -186,7 +183,7 @@ def thin_run(memory: np.ndarray, offsets: np.ndarray, ratio: float):
             first = start + 1
             while first < end:
                 last = first
-                while last + 1 < end and memory[last + 1] <= ratio * memory[first]:
+                while last + 1 < end and costs[last + 1, 0] <= ratio * costs[first, 0]:
                     last += 1
                 kept[count] = last
                 count += 1

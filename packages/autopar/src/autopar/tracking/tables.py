@@ -7,7 +7,7 @@ point remembers the choice and the two points it came from, so an assignment is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,28 +24,24 @@ class Table:
         scope: Nodes, ascending.
         sizes: Number of choices of each.
         offsets: int64 [cells + 1], cells in row-major order of the scope.
-        memory: int64 [points], ascending inside a cell.
-        seconds: int64 [points], strictly descending inside a cell.
+        costs: int64 [points, 2], (memory, seconds), memory ascending and seconds strictly descending inside a cell.
         parents: The two tables this one was combined from; empty for costs of the problem.
         eliminated: Node whose choice was united away, -1 for none.
-        choice: int32 [points], the choice of ``eliminated`` that made the point.
-        points: Two int64 [points], the points of ``parents``.
+        origin: int64 [points, 3]: the choice of ``eliminated`` that made the point, and the points of ``parents``.
     """
 
     scope: tuple[int, ...]
     sizes: tuple[int, ...]
     offsets: np.ndarray
-    memory: np.ndarray
-    seconds: np.ndarray
+    costs: np.ndarray
     parents: tuple[Table, ...] = ()
     eliminated: int = -1
-    choice: np.ndarray | None = None
-    points: tuple[np.ndarray, ...] = ()
+    origin: np.ndarray | None = None
 
     @property
     def num_points(self) -> int:
         """Number of points over all cells."""
-        return self.memory.shape[0]
+        return self.costs.shape[0]
 
 
 def leaf_table(scope: tuple[int, ...], costs: np.ndarray) -> Table:
@@ -55,8 +51,7 @@ def leaf_table(scope: tuple[int, ...], costs: np.ndarray) -> Table:
     flat = costs.reshape(-1, 2)
     allowed = flat[:, 0] >= 0
     offsets = np.concatenate([[0], np.cumsum(allowed)]).astype(np.int64)
-    kept = flat[allowed]
-    return Table(tuple(sorted(scope)), costs.shape[:-1], offsets, np.ascontiguousarray(kept[:, 0]), kept[:, 1].copy())
+    return Table(tuple(sorted(scope)), costs.shape[:-1], offsets, flat[allowed])
 
 
 def _strides(table: Table) -> dict[int, int]:
@@ -85,35 +80,17 @@ def combine(a: Table, b: Table, eliminated: int = -1) -> Table:
                 along = np.arange(shape[dim], dtype=np.int64) * stride[node]
                 cell += along.reshape([-1 if d == dim else 1 for d in range(len(shape))])
         cells.append(cell.reshape(-1))
-    offsets, memory, seconds, choice, from_a, from_b = combine_cells(
-        *cells,
-        strides[0].get(eliminated, 0),
-        strides[1].get(eliminated, 0),
-        num_choices,
-        a.offsets,
-        a.memory,
-        a.seconds,
-        b.offsets,
-        b.memory,
-        b.seconds,
-    )
-    return Table(scope, shape, offsets, memory, seconds, (a, b), eliminated, choice, (from_a, from_b))
+    steps = [stride.get(eliminated, 0) for stride in strides]
+    offsets, points = combine_cells(*cells, *steps, num_choices, a.offsets, b.offsets, a.costs, b.costs)
+    costs, origin = points[:, :2].copy(), points[:, 2:].copy()
+    return Table(scope, shape, offsets, costs, (a, b), eliminated, origin)
 
 
 def thin(table: Table, ratio: float) -> Table:
     """Drop points so that each has one left that is as fast and needs at most ``ratio`` times its memory."""
-    offsets, kept = thin_run(table.memory, table.offsets, ratio)
-    return Table(
-        table.scope,
-        table.sizes,
-        offsets,
-        table.memory[kept],
-        table.seconds[kept],
-        table.parents,
-        table.eliminated,
-        None if table.choice is None else table.choice[kept],
-        tuple(points[kept] for points in table.points),
-    )
+    offsets, kept = thin_run(table.costs, table.offsets, ratio)
+    origin = None if table.origin is None else table.origin[kept]
+    return replace(table, offsets=offsets, costs=table.costs[kept], origin=origin)
 
 
 def recover_choices(table: Table, point: int, num_nodes: int) -> np.ndarray:
@@ -122,8 +99,10 @@ def recover_choices(table: Table, point: int, num_nodes: int) -> np.ndarray:
     open_points = [(table, point)]
     while open_points:
         table, point = open_points.pop()
+        if table.origin is None:
+            continue
+        choice, *points = table.origin[point].tolist()
         if table.eliminated >= 0:
-            choices[table.eliminated] = table.choice[point]
-        for parent, points in zip(table.parents, table.points, strict=True):
-            open_points.append((parent, int(points[point])))
+            choices[table.eliminated] = choice
+        open_points += zip(table.parents, points, strict=True)
     return choices

@@ -154,8 +154,7 @@ def _eliminate(tables: list[Table], order: list[int], ratio: float) -> Table:
 
 def _unite(problem: Problem, results: list[tuple[dict[int, int], Table]], exact: bool) -> Frontier:
     """Reduce the frontiers of all conditions to one and attach the way back to choices."""
-    memory = np.concatenate([table.memory for _, table in results])
-    seconds = np.concatenate([table.seconds for _, table in results])
+    memory, seconds = np.concatenate([table.costs for _, table in results]).T
     source = np.repeat(np.arange(len(results)), [table.num_points for _, table in results])
     point = np.concatenate([np.arange(table.num_points) for _, table in results])
     order = np.lexsort((seconds, memory))
