@@ -10,7 +10,7 @@ from torch import Tensor
 from core_kernels.errors import argument_error
 from core_kernels.kernels.cuda._instances import FLOATS, INDICES, Kernel, accumulator
 from core_kernels.kernels.cuda._launch import launch_threads
-from core_kernels.kernels.cuda._tasks import as_scale, lane_layout, row_tasks, vec_for
+from core_kernels.kernels.cuda._tasks import RowTasks, as_scale, lane_layout, row_tasks, vec_for
 from core_kernels.kernels.cuda.sddmm import won_dot
 
 __all__ = [
@@ -114,14 +114,29 @@ def sum_rows(
         lanes.tiles if width else 0,
     )
     if partial is not None:
-        launch_threads(
-            _COMBINE.instance(x.dtype),
-            tasks.max_chunks * 32,
-            (indptr, dst_scale, tasks.order, tasks.chunk_start, row_ids, partial, out)
-            + (tasks.num_rows, tasks.max_chunks, width, mean, accumulate),
-            device,
-            -(-width // 32),
-        )
+        _combine(tasks, indptr, dst_scale, row_ids, partial, out, mean, accumulate)
+
+
+def _combine(
+    tasks: RowTasks,
+    indptr: Tensor,
+    dst_scale: Tensor | None,
+    row_ids: Tensor | None,
+    partial: Tensor,
+    out: Tensor,
+    mean: bool = False,
+    accumulate: bool = False,
+) -> None:
+    """Add the partial sums of each hub's chunks, in order."""
+    width = partial.shape[1]
+    launch_threads(
+        _COMBINE.instance(out.dtype),
+        tasks.max_chunks * 32,
+        (indptr, dst_scale, tasks.order, tasks.chunk_start, row_ids, partial, out)
+        + (tasks.num_rows, tasks.max_chunks, width, mean, accumulate),
+        out.device,
+        -(-width // 32),
+    )
 
 
 def spmm_sum(
@@ -242,14 +257,7 @@ def spmm_extremum_backward(
         lanes.tiles if width else 0,
     )
     if partial is not None:
-        launch_threads(
-            _COMBINE.instance(grad.dtype),
-            tasks.max_chunks * 32,
-            (t_indptr, None, tasks.order, tasks.chunk_start, None, partial, out)
-            + (tasks.num_rows, tasks.max_chunks, width, False, False),
-            device,
-            -(-width // 32),
-        )
+        _combine(tasks, t_indptr, None, None, partial, out)
 
 
 def spmm_extremum_weight_backward(
