@@ -15,12 +15,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import gnn_eval
 import torch
+from model_zoo import REFUSED, SUPPORTED
+
+import gnn_eval
 from core_kernels.console import CheckFailedError, CommandLine, progress, say, table
 from gnn_eval.model_call import bind_call
 from gnn_eval.verify import relative_error
-from model_zoo import REFUSED, SUPPORTED
 
 TOLERANCE = 1e-5
 
@@ -70,6 +71,8 @@ def check_refused(make: Any, in_training: bool) -> dict[str, Any]:
         gnn_eval.compile(model, inputs)
     except gnn_eval.UnsupportedModelError as error:
         return {"result": "refused", "operator": error.operator, "detail": str(error)[:300]}
+    except gnn_eval.InexactPlanError as error:
+        return {"result": "refused", "operator": "verification", "detail": str(error)[:300]}
     except gnn_eval.GnnEvalError as error:
         return {"result": "refused without operator", "detail": str(error)[:300]}
     return {"result": "NOT REFUSED"}
@@ -89,12 +92,17 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             advance(1, name)
     rows = [_row(name, entry) for name, entry in supported.items()]
     table("Supported", ["model", "result", "relative error", "bit-identical", "front end", "stages", "compile"], rows)
-    names = [[name, entry["result"], entry.get("operator", ""), entry.get("detail", "")[:90]] for name, entry in refused.items()]
+    names = [
+        [name, entry["result"], entry.get("operator", ""), entry.get("detail", "")[:90]]
+        for name, entry in refused.items()
+    ]
     table("Refused", ["model", "result", "operator", "message"], names)
     passed = sum(entry["result"] == "equal" for entry in supported.values())
     wrong = [n for n, entry in supported.items() if entry["result"] == "WRONG"]
     missed = [n for n, entry in refused.items() if entry["result"] != "refused"]
-    say(f"{passed} of {len(supported)} supported models pass, {len(wrong)} wrong; {len(refused) - len(missed)} of {len(refused)} refused")
+    say(
+        f"{passed} of {len(supported)} supported models pass, {len(wrong)} wrong; {len(refused) - len(missed)} of {len(refused)} refused"
+    )
     result = {"supported": supported, "refused": refused, "passed": passed, "wrong": wrong, "missed": missed}
     if args.table:
         Path(args.table).write_text(_markdown(supported, refused))
@@ -112,7 +120,10 @@ def _row(name: str, entry: dict[str, Any]) -> list[str]:
 
 
 def _markdown(supported: dict[str, dict[str, Any]], refused: dict[str, dict[str, Any]]) -> str:
-    lines = ["| model | result | relative error | bit-identical unfused | front end | stages |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| model | result | relative error | bit-identical unfused | front end | stages |",
+        "|---|---|---|---|---|---|",
+    ]
     lines += ["| " + " | ".join(_row(name, entry)[:6]) + " |" for name, entry in supported.items()]
     lines += ["", "| refused model | operator | message |", "|---|---|---|"]
     for name, entry in refused.items():

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as gnn
-from gnn_eval import Blocks
 from torch import Tensor, nn
 from torch_geometric.data import HeteroData
+
+from gnn_eval import Blocks
 
 NODES, EDGES, WIDTH, CLASSES = 300, 1800, 16, 5
 
@@ -116,7 +117,10 @@ class UniMP(nn.Module):
         super().__init__()
         self.label = nn.Embedding(CLASSES, WIDTH)
         self.convs = nn.ModuleList(
-            [gnn.TransformerConv(WIDTH, 8, heads=2, concat=False, beta=True), gnn.TransformerConv(8, CLASSES, beta=True)]
+            [
+                gnn.TransformerConv(WIDTH, 8, heads=2, concat=False, beta=True),
+                gnn.TransformerConv(8, CLASSES, beta=True),
+            ]
         )
         self.norm = nn.LayerNorm(8)
 
@@ -374,9 +378,12 @@ class RDL(nn.Module):
         super().__init__()
         self.encode = nn.ModuleDict({t: gnn.Linear(-1, 8) for t in data.node_types})
         self.convs = nn.ModuleList(
-            gnn.HeteroConv({t: gnn.SAGEConv((8, 8), 8, aggr="sum") for t in data.edge_types}, aggr="sum") for _ in range(2)
+            gnn.HeteroConv({t: gnn.SAGEConv((8, 8), 8, aggr="sum") for t in data.edge_types}, aggr="sum")
+            for _ in range(2)
         )
-        self.norms = nn.ModuleList(nn.ModuleDict({t: gnn.LayerNorm(8, mode="node") for t in data.node_types}) for _ in range(2))
+        self.norms = nn.ModuleList(
+            nn.ModuleDict({t: gnn.LayerNorm(8, mode="node") for t in data.node_types}) for _ in range(2)
+        )
         self.head = gnn.MLP([8, 8, CLASSES], norm="batch_norm")
 
     def forward(self, x_dict, edge_index_dict):
@@ -414,7 +421,9 @@ def _basic_gnns() -> dict[str, Callable[[], tuple[nn.Module, Any]]]:
                 )
                 found[f"{name} jk={jk} norm={norm}"] = make
     for jk in (None, "cat"):
-        found[f"GATv2 jk={jk}"] = lambda jk=jk: _plain(gnn.GAT(WIDTH, 8, 3, out_channels=CLASSES, v2=True, heads=2, jk=jk))
+        found[f"GATv2 jk={jk}"] = lambda jk=jk: _plain(
+            gnn.GAT(WIDTH, 8, 3, out_channels=CLASSES, v2=True, heads=2, jk=jk)
+        )
     return found
 
 
@@ -432,16 +441,23 @@ SUPPORTED: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "LINKX": lambda: _plain(gnn.LINKX(NODES, WIDTH, 8, CLASSES, 2)),
     "PMLP": lambda: _plain(gnn.PMLP(WIDTH, 8, CLASSES, 3, norm=False)),
     "RECT_L": lambda: (gnn.RECT_L(WIDTH, 8), (*graph(), edge_values())),
-    "SignedGCN": lambda: (gnn.SignedGCN(WIDTH, 8, 2), {"x": graph()[0], "pos_edge_index": graph()[1],
-                                                      "neg_edge_index": graph(1)[1][:, :900]}),  # fmt: skip
+    "SignedGCN": lambda: (
+        gnn.SignedGCN(WIDTH, 8, 2),
+        {"x": graph()[0], "pos_edge_index": graph()[1], "neg_edge_index": graph(1)[1][:, :900]},
+    ),  # fmt: skip
     "DeepGCNLayer res+": lambda: _plain(DeepGCN("res+")),
     "DeepGCNLayer dense": lambda: _plain(DeepGCN("res")),
     "GroupAddRev (rev_gnn)": lambda: _plain(RevGNN()),
     "MaskLabel / unimp_arxiv": lambda: (UniMP(), (graph()[0], torch.randint(CLASSES, (NODES,)), graph()[1])),
     "gcn example": _stack(lambda a, b: gnn.GCNConv(a, b)),
     "gcn example, cached": _stack(lambda a, b: gnn.GCNConv(a, b, cached=True)),
-    "gcn example, edge weights": lambda: (Stack(gnn.GCNConv(WIDTH, 8), gnn.GCNConv(8, CLASSES)), (*graph(), edge_values())),
-    "gat example": lambda: _plain(Stack(gnn.GATConv(WIDTH, 8, 4), gnn.GATConv(32, CLASSES, 1, concat=False), act=F.elu)),
+    "gcn example, edge weights": lambda: (
+        Stack(gnn.GCNConv(WIDTH, 8), gnn.GCNConv(8, CLASSES)),
+        (*graph(), edge_values()),
+    ),
+    "gat example": lambda: _plain(
+        Stack(gnn.GATConv(WIDTH, 8, 4), gnn.GATConv(32, CLASSES, 1, concat=False), act=F.elu)
+    ),
     "agnn": lambda: _plain(Propagated(gnn.AGNNConv())),
     "arma": _stack(lambda a, b: gnn.ARMAConv(a, b, num_stacks=3, num_layers=2, shared_weights=True)),
     "tagcn": _stack(lambda a, b: gnn.TAGConv(a, b)),
@@ -450,18 +466,29 @@ SUPPORTED: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "gcn2_cora": lambda: _plain(InitialResidual(lambda k: gnn.GCN2Conv(8, 0.1, 0.5, k + 1))),
     "gcn2_ppi": lambda: _plain(GCN2PPI()),
     "FAConv": lambda: _plain(InitialResidual(lambda k: gnn.FAConv(8, eps=0.2))),
-    "egc": _stack(lambda a, b: gnn.EGConv(a, 8 if b == 8 else 8, aggregators=["sum", "mean", "max", "symnorm"],
-                                          num_heads=4, num_bases=2)),  # fmt: skip
+    "egc": _stack(
+        lambda a, b: gnn.EGConv(
+            a, 8 if b == 8 else 8, aggregators=["sum", "mean", "max", "symnorm"], num_heads=4, num_bases=2
+        )
+    ),  # fmt: skip
     "LGConv": lambda: _plain(Propagated(gnn.LGConv())),
     "appnp (citation)": lambda: _plain(Propagated(gnn.APPNP(10, 0.1))),
     "chebyshev": _stack(lambda a, b: gnn.ChebConv(a, b, K=3)),
     "mixhop": lambda: _plain(Stack(gnn.MixHopConv(WIDTH, 8, [0, 1, 2]), gnn.MixHopConv(24, CLASSES, [0, 1, 2]))),
     "GatedGraphConv": lambda: _plain(GatedGraph()),
-    "dir_gnn (GCN)": lambda: _plain(Stack(gnn.DirGNNConv(gnn.GCNConv(WIDTH, 8, add_self_loops=False)),
-                                          gnn.DirGNNConv(gnn.GCNConv(8, CLASSES, add_self_loops=False)))),  # fmt: skip
-    "dir_gnn (SAGE)": lambda: _plain(Stack(gnn.DirGNNConv(gnn.SAGEConv(WIDTH, 8)), gnn.DirGNNConv(gnn.SAGEConv(8, CLASSES)))),
-    "PDNConv": lambda: (Stack(gnn.PDNConv(WIDTH, 8, 4, 8), gnn.PDNConv(8, CLASSES, 4, 8)),
-                        {"x": graph()[0], "edge_index": graph()[1], "edge_attr": edge_values(4)}),  # fmt: skip
+    "dir_gnn (GCN)": lambda: _plain(
+        Stack(
+            gnn.DirGNNConv(gnn.GCNConv(WIDTH, 8, add_self_loops=False)),
+            gnn.DirGNNConv(gnn.GCNConv(8, CLASSES, add_self_loops=False)),
+        )
+    ),  # fmt: skip
+    "dir_gnn (SAGE)": lambda: _plain(
+        Stack(gnn.DirGNNConv(gnn.SAGEConv(WIDTH, 8)), gnn.DirGNNConv(gnn.SAGEConv(8, CLASSES)))
+    ),
+    "PDNConv": lambda: (
+        Stack(gnn.PDNConv(WIDTH, 8, 4, 8), gnn.PDNConv(8, CLASSES, 4, 8)),
+        {"x": graph()[0], "edge_index": graph()[1], "edge_attr": edge_values(4)},
+    ),  # fmt: skip
     "AntiSymmetricConv": lambda: _plain(Stack(gnn.AntiSymmetricConv(WIDTH, num_iters=2), gnn.GCNConv(WIDTH, CLASSES))),
     "ppi": lambda: _plain(SkipGAT()),
     "reddit / ogbn_train (adjs)": lambda: (SampledSAGE(), (graph()[0], Blocks(graph()[1], 2))),
@@ -478,23 +505,36 @@ SUPPORTED: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "sign": lambda: _plain(SIGN()),
     "infomax encoder": lambda: _plain(InfomaxEncoder()),
     "link prediction, GCN + dot": lambda: (LinkDecoder(), (*graph(), graph(2)[1][:, :700])),
-    "GINE": lambda: (Stack(gnn.GINEConv(_mlp(WIDTH, WIDTH), edge_dim=4), gnn.GINEConv(_mlp(WIDTH, CLASSES), edge_dim=4)),
-                     {"x": graph()[0], "edge_index": graph()[1], "edge_attr": edge_values(4)}),  # fmt: skip
-    "NNConv": lambda: (Stack(gnn.NNConv(WIDTH, 8, nn.Linear(4, WIDTH * 8)), gnn.NNConv(8, CLASSES, nn.Linear(4, 40))),
-                       {"x": graph()[0], "edge_index": graph()[1], "edge_attr": edge_values(4)}),  # fmt: skip
-    "TransformerConv, edges": lambda: (Stack(gnn.TransformerConv(WIDTH, 8, edge_dim=4), gnn.TransformerConv(8, CLASSES, edge_dim=4)),
-                                       {"x": graph()[0], "edge_index": graph()[1], "edge_attr": edge_values(4)}),  # fmt: skip
-    "GraphSAGE aggr=lstm": lambda: _plain(Stack(gnn.SAGEConv(WIDTH, 8, aggr="lstm"), gnn.SAGEConv(8, CLASSES, aggr="lstm"))),
-    "GraphSAGE aggr=median": lambda: _plain(Stack(gnn.SAGEConv(WIDTH, 8, aggr="median"), gnn.SAGEConv(8, CLASSES, aggr="median"))),
-    "to_hetero_mag": lambda: _hetero(to_hetero),
+    "GINE": lambda: (
+        Stack(gnn.GINEConv(_mlp(WIDTH, WIDTH), edge_dim=4), gnn.GINEConv(_mlp(WIDTH, CLASSES), edge_dim=4)),
+        {"x": graph()[0], "edge_index": graph()[1], "edge_attr": edge_values(4)},
+    ),  # fmt: skip
+    "NNConv": lambda: (
+        Stack(gnn.NNConv(WIDTH, 8, nn.Linear(4, WIDTH * 8)), gnn.NNConv(8, CLASSES, nn.Linear(4, 40))),
+        {"x": graph()[0], "edge_index": graph()[1], "edge_attr": edge_values(4)},
+    ),  # fmt: skip
+    "TransformerConv, edges": lambda: (
+        Stack(gnn.TransformerConv(WIDTH, 8, edge_dim=4), gnn.TransformerConv(8, CLASSES, edge_dim=4)),
+        {"x": graph()[0], "edge_index": graph()[1], "edge_attr": edge_values(4)},
+    ),  # fmt: skip
+    "GraphSAGE aggr=median": lambda: _plain(
+        Stack(gnn.SAGEConv(WIDTH, 8, aggr="median"), gnn.SAGEConv(8, CLASSES, aggr="median"))
+    ),
+    "to_hetero_mag": lambda: (_hetero(to_hetero)[0], (hetero_data().x_dict, hetero_data().edge_index_dict)),
     "hetero_conv_dblp (SAGE)": lambda: _hetero(lambda d: HeteroConvNet(d, "sage")),
     "hetero_conv (GAT)": lambda: _hetero(lambda d: HeteroConvNet(d, "gat")),
     "hierarchical_sage (max)": lambda: _hetero(lambda d: HeteroConvNet(d, "mixed")),
     "hgt_dblp": lambda: _hetero(HGT),
     "han_imdb": lambda: _hetero(HAN),
-    "bipartite_sage": lambda: (BipartiteSAGE(), {
-        "x_dict": {"user": torch.randn(90, WIDTH), "item": torch.randn(60, 12)},
-        "edge_index_dict": {("user", "rates", "item"): torch.stack([torch.randint(90, (400,)), torch.randint(57, (400,))])}}),  # fmt: skip
+    "bipartite_sage": lambda: (
+        BipartiteSAGE(),
+        {
+            "x_dict": {"user": torch.randn(90, WIDTH), "item": torch.randn(60, 12)},
+            "edge_index_dict": {
+                ("user", "rates", "item"): torch.stack([torch.randint(90, (400,)), torch.randint(57, (400,))])
+            },
+        },
+    ),  # fmt: skip
     "rdl": lambda: _hetero(RDL),
 }
 
@@ -575,11 +615,14 @@ REFUSED: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "Polynormer": lambda: (gnn.Polynormer(WIDTH, 8, CLASSES), (*graph(), torch.zeros(NODES, dtype=torch.int64))),
     "GraphNorm": lambda: _plain(Normed(gnn.GraphNorm(8))),
     "PairNorm": lambda: _plain(Normed(gnn.PairNorm())),
-    "AttentiveFP": lambda: (gnn.AttentiveFP(WIDTH, 8, CLASSES, 4, 2, 2),
-                            {"x": graph()[0], "edge_index": graph()[1], "edge_attr": edge_values(4),
-                             "batch": torch.arange(NODES) % 4}),  # fmt: skip
+    "AttentiveFP": lambda: (
+        gnn.AttentiveFP(WIDTH, 8, CLASSES, 4, 2, 2),
+        {"x": graph()[0], "edge_index": graph()[1], "edge_attr": edge_values(4), "batch": torch.arange(NODES) % 4},
+    ),  # fmt: skip
+    "GraphSAGE aggr=lstm": lambda: _plain(
+        Stack(gnn.SAGEConv(WIDTH, 8, aggr="lstm"), gnn.SAGEConv(8, CLASSES, aggr="lstm"))
+    ),
     "batch norm in training mode": lambda: _plain(Normed(gnn.BatchNorm(8))),
     "batch norm without running statistics": lambda: _plain(Normed(nn.BatchNorm1d(8, track_running_stats=False))),
     "dropout in training mode": lambda: _plain(Stack(gnn.GCNConv(WIDTH, 8), gnn.GCNConv(8, CLASSES))),
 }
-

@@ -16,10 +16,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import gnn_eval
 import numpy as np
 import torch
 import torch_geometric.nn as gnn
+
+import gnn_eval
 from core_kernels.console import CommandLine, table
 
 BATCH = 2000

@@ -46,6 +46,7 @@ class Block:
         edges: The edges of each edge set.
         local: Index vectors as positions among the source rows (or, read directly, in the whole space).
         sources: Ids of the source rows of each space read indirectly.
+        spaces: Space each index vector points into.
         counts: Number of rows of each row set, by key.
     """
 
@@ -53,6 +54,7 @@ class Block:
     edges: dict[EdgeSet, EdgeBlock] = field(default_factory=dict)
     local: dict[tuple[EdgeSet, str], Tensor] = field(default_factory=dict)
     sources: dict[Size, Tensor] = field(default_factory=dict)
+    spaces: dict[tuple[EdgeSet, str], Size] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -130,6 +132,7 @@ class BlockBuilder:
         if edge_set.grouping is not None:
             block.counts[Rows("edge", edge_set.space, edge_set.grouping).key] = edges.num_edges
         for index in self._stage.edge_sets[edge_set]:
+            block.spaces[(edge_set, index)] = self._stage.edge_sets[edge_set][index]
             block.local[(edge_set, index)] = self._structures[edge_set].index(index, edges)
 
     def _number_sources(self, block: Block) -> None:

@@ -56,9 +56,8 @@ def make_conv(program: Program, step: Step, structure: StructureEvaluator) -> Ca
                 slot = step.inputs.get(f"{place} edges")
                 filled[place] = empty[place] if slot is None else _with_extra_rows([slots[slot]])
             elif place in edges:
-                offset = num_rows if role[1] == destination else 0
                 last = [filled[role[1]].size(0) - 1, filled[role[2]].size(0) - 1]
-                filled[place] = _local_edges(block, *edges[place], offset, last)
+                filled[place] = _local_edges(block, *edges[place], role[1] == destination, last)
         args, kwargs = fill(call.skeleton, filled, lambda _: None)
         _, leaves = take_apart(module(*args, **kwargs))
         return leaves[output][1][1 : 1 + num_rows]
@@ -66,10 +65,24 @@ def make_conv(program: Program, step: Step, structure: StructureEvaluator) -> Ca
     return run
 
 
-def _local_edges(block: Block, edge_set: EdgeSet, source: str, offset: int, last: list[int]) -> Tensor:
+def _local_edges(block: Block, edge_set: EdgeSet, source: str, is_square: bool, last: list[int]) -> Tensor:
     local = block.local[(edge_set, source)].long()
-    inner = torch.stack([local + offset + 1, block.edges[edge_set].rows_of_edges() + 1])
+    if is_square:  # destinations are sources too: a self-loop must lead from a row to itself
+        local = _place_of_sources(block, edge_set, source)[local]
+    inner = torch.stack([local + 1, block.edges[edge_set].rows_of_edges() + 1])
     return torch.cat([torch.zeros(2, 1, dtype=torch.int64), inner, torch.tensor(last).view(2, 1)], 1)
+
+
+def _place_of_sources(block: Block, edge_set: EdgeSet, source: str) -> Tensor:
+    """Return where each source row is found: among the destinations if it is one, else after them."""
+    chosen = block.destinations
+    ids = block.sources[block.spaces[(edge_set, source)]]
+    after = torch.arange(ids.numel()) + chosen.num_rows
+    if chosen.ids is None:
+        return torch.where((ids >= chosen.start) & (ids < chosen.stop), ids - chosen.start, after)
+    order = chosen.ids.argsort()
+    place = torch.searchsorted(chosen.ids, ids, sorter=order).clamp(max=chosen.num_rows - 1)
+    return torch.where(chosen.ids[order[place]] == ids, order[place], after)
 
 
 def _with_extra_rows(parts: list[Tensor]) -> Tensor:

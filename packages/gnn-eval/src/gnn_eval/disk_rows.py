@@ -93,7 +93,11 @@ class DiskRows:
         cuts = _cut_into_pieces(wanted, gap, piece)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_THREADS)
-        list(self._pool.map(lambda place: self._read_piece(wanted, rows, cuts[place], cuts[place + 1]), range(len(cuts) - 1)))
+        list(
+            self._pool.map(
+                lambda place: self._read_piece(wanted, rows, cuts[place], cuts[place + 1]), range(len(cuts) - 1)
+            )
+        )
         if order is not None:
             back = np.empty_like(rows)
             back[order] = rows
@@ -114,7 +118,9 @@ class DiskRows:
         while done < len(view):
             got = os.preadv(self._file, [view[done:]], self._offset + offset + done)
             if got <= 0:
-                raise EvaluationArgumentError(f"{self.path} ends at byte {offset + done}; the file is cut short: write it again")
+                raise EvaluationArgumentError(
+                    f"{self.path} ends at byte {offset + done}; the file is cut short: write it again"
+                )
             done += got
         self.read_bytes += done
 
@@ -136,7 +142,7 @@ class DiskRows:
 
     def whole(self) -> None:
         """Return ``None``: the rows are not in memory."""
-        return None
+        return
 
 
 @njit(cache=True, nogil=True)

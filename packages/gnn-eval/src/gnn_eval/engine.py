@@ -232,10 +232,10 @@ class Engine:
         self, batcher: Batcher, builder: BlockBuilder, runner: StageRunner, start: int, end: int, in_list_order: bool
     ) -> tuple[int, Block, Slots]:
         """Run the block of rows ``start`` to ``end``, cut down if it is too large; return where it ended."""
-        if batcher.budget_bytes is not None and end - start == 1 and not in_list_order:
-            if batcher.predicted_bytes(start, end) > batcher.budget_bytes:
-                block, slots = run_in_edge_parts(batcher, builder, runner, start)
-                return end, block, slots
+        is_single = batcher.budget_bytes is not None and end - start == 1 and not in_list_order
+        if is_single and batcher.predicted_bytes(start, end) > batcher.budget_bytes:
+            block, slots = run_in_edge_parts(batcher, builder, runner, start)
+            return end, block, slots
         block = builder.build(batcher.destinations(start, end), in_list_order)
         while not in_list_order and (nearer := batcher.shrink(block, start, end)) < end:
             end = nearer

@@ -8,7 +8,6 @@ products go through :mod:`gnn_eval.row_exact`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +22,7 @@ from gnn_eval.hoisting import StructureEvaluator, callable_of
 from gnn_eval.lowering import Rows, StageProgram, Step
 from gnn_eval.patterns import gather_of, reduction_of
 from gnn_eval.program import Program, Ref, Value, resolve_operator
-from gnn_eval.row_exact import PRODUCTS, RowExactProduct, is_one_column
+from gnn_eval.row_exact import PRODUCTS, RowExactProduct, depends_on_position, pick_result, positions_of_one_column
 from gnn_eval.row_stores import RowStore
 from gnn_eval.sizes import Size
 
@@ -140,9 +139,7 @@ class StageRunner:
             inner, place = step.inputs[value.args[0].name], value.args[1]
 
             def pick(slots: Slots, block: Block) -> Tensor:
-                tensor = slots[inner][place]
-                rows = block.counts[key] * factor
-                return tensor.narrow(row_dim, 0, rows) if tensor.size(row_dim) > rows else tensor
+                return pick_result(slots[inner], place, row_dim, factor)
 
             return pick
         if value.short_op in PRODUCTS:
@@ -167,12 +164,15 @@ class StageRunner:
             args, kwargs = fill(tensors, rows)
             return function(*args, **kwargs)
 
-        positions = 0
-        if is_one_column(self._program, value):
-            others = [s.constant for d, s in enumerate(value.shape) if d != value.type.row_dim]
-            positions = math.prod(others) * value.type.factor
         result = (value.type.row_dim, value.type.factor) if value.is_tensor else None
-        exact = RowExactProduct(call, row_dims, result, self._structure.count_of(value.type.space), positions)
+        exact = RowExactProduct(
+            call,
+            row_dims,
+            result,
+            self._structure.count_of(value.type.space),
+            depends_on_position(self._program, value),
+            positions_of_one_column(self._program, value),
+        )
         key, kind, space = step.rows.key, step.rows.kind, step.rows.space
 
         def run(slots: Slots, block: Block) -> Any:
@@ -183,7 +183,7 @@ class StageRunner:
                 return exact(slots, block.counts[key], 0, block.sources.get(space))
             edges = _edges(step.rows, block).edge_ids
             ids = None if isinstance(edges, slice) else edges
-            return exact(slots, block.counts[key], edges.start if ids is None else None, ids)
+            return exact(slots, block.counts[key], edges.start if ids is None else 0, ids)
 
         return run
 
@@ -284,12 +284,12 @@ def _last_uses(stage: StageProgram) -> list[list[str]]:
 
 
 def _number_arguments(value: Value) -> set[int | str]:
-    """Return positions and names of the arguments that are numbers of the formula, not shapes."""
+    """Return positions and names of the arguments that are numbers of the formula, not sizes of a shape."""
     if value.op.count(".") != 2:
         return set()
     found: set[int | str] = set()
     for place, argument in enumerate(resolve_operator(value.op)._schema.arguments):
-        if "number" in str(argument.type) or "float" in str(argument.type):
+        if "int" not in str(argument.type).lower():
             found |= {place, argument.name}
     return found
 

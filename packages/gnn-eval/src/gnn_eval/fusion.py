@@ -87,9 +87,9 @@ def _weighted_rows(program: Program, steps: dict[str, Step], product: Step) -> t
         weight = program.values.get(weight_name)
         if gather is None or weight is None or gather.action != "gather" or gather.at_range:
             continue
-        if weight.type.row_dim == 0 and program[rows_name].type.row_dim == 0:
-            if weight_name in product.inputs and _is_factor(program[rows_name], weight):
-                return gather, product.inputs[weight_name]
+        rows_first = weight.type.row_dim == 0 and program[rows_name].type.row_dim == 0
+        if rows_first and weight_name in product.inputs and _is_factor(program[rows_name], weight):
+            return gather, product.inputs[weight_name]
     return None
 
 

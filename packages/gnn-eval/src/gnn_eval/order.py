@@ -198,9 +198,9 @@ def _rank_clusters(pointers, sources, labels):
 
 @njit(cache=True, nogil=True)
 def _count_sources(pointers, sources, order, batch_rows, stamp):
-    total, block = 0, 0
+    total = 0
     for start in range(0, order.size, batch_rows):
-        block += 1
+        block = start + 1
         for place in range(start, min(start + batch_rows, order.size)):
             row = order[place]
             for position in range(pointers[row], pointers[row + 1]):

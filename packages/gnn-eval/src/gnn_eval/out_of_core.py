@@ -8,6 +8,7 @@ killed goes on with the next block. Values are deleted when no later stage loads
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 from pathlib import Path
@@ -45,7 +46,9 @@ class StoredGraph:
         self.directory = Path(directory)
         manifest = json.loads((self.directory / "manifest.json").read_text())
         if manifest.get("schema") != _SCHEMA or manifest.get("version") != 1:
-            raise EvaluationArgumentError(f"{directory}/manifest.json is not of schema {_SCHEMA} version 1; convert it again")
+            raise EvaluationArgumentError(
+                f"{directory}/manifest.json is not of schema {_SCHEMA} version 1; convert it again"
+            )
         self.num_nodes, self.num_edges = manifest["num_nodes"], manifest["num_edges"]
         self.node_inputs, self.edge_inputs = manifest["node_inputs"], manifest["edge_inputs"]
         self.indptr = torch.from_numpy(np.load(self.directory / "indptr.npy", allow_pickle=False))
@@ -70,9 +73,10 @@ class StoredGraph:
         edges = self.edge_index(stop)
         ids, renamed = torch.cat([torch.arange(stop), edges[0]]).unique(return_inverse=True)
         sources, keep = renamed[stop:], int(edges.size(1))
-        found: dict[str, Any] = {name: self.rows(name).read_rows(ids) for name in self.node_inputs}
+        accepted = inspect.signature(model.forward).parameters
+        found: dict[str, Any] = {n: self.rows(n).read_rows(ids) for n in self.node_inputs if n in accepted}
         found["edge_index"] = torch.stack([sources, renamed[edges[1]]])
-        found |= {name: self.rows(name).read_range(0, keep) for name in self.edge_inputs}
+        found |= {n: self.rows(n).read_range(0, keep) for n in self.edge_inputs if n in accepted}
         return found
 
     def bind(
@@ -85,7 +89,9 @@ class StoredGraph:
             if role.kind in ("node", "edge"):
                 if shown not in (*self.node_inputs, *self.edge_inputs):
                     known = ", ".join([*self.node_inputs, *self.edge_inputs])
-                    raise EvaluationArgumentError(f"the model reads {shown}, which {self.directory} lacks (it has {known}); convert again")
+                    raise EvaluationArgumentError(
+                        f"the model reads {shown}, which {self.directory} lacks (it has {known}); convert again"
+                    )
                 stores[name] = self.rows(shown)
         return None, stores, _StoredStructure(program, model, self, stores)
 
@@ -112,7 +118,11 @@ class _StoredStructure(StructureEvaluator):
         others: list[StageProgram] = []
         for stage in stages:
             for edge_set, indices in stage.edge_sets.items():
-                if edge_set.grouping and self._is_row(edge_set.grouping, 1) and all(self._is_row(n, 0) for n in indices):
+                if (
+                    edge_set.grouping
+                    and self._is_row(edge_set.grouping, 1)
+                    and all(self._is_row(n, 0) for n in indices)
+                ):
                     name = next(iter(indices), edge_set.grouping)
                     grouped[edge_set] = EdgeStructure.from_csc(self._graph.indptr, name, self._graph.indices)
                 else:
@@ -221,8 +231,10 @@ class Workspace:
         self._done[str(place)] = rows
         self._save()
 
-    def finish(self) -> None:
-        """Remove the record of a finished run."""
+    def finish(self, results: list[RowStore]) -> None:
+        """Remove what a finished run leaves here: its record, and results that have been read."""
+        for store in results:
+            self.discard(store)
         self._progress_file.unlink(missing_ok=True)
 
     def _save(self) -> None:
@@ -235,7 +247,9 @@ def _fingerprint(compiled: Compiled, counts: dict[str, int], model: nn.Module) -
     digest = hashlib.sha256()
     for value in compiled.program.values.values():
         digest.update(f"{value.name} {value.op} {value.args}".encode())
-    digest.update(json.dumps([sorted(compiled.stored), {n: c for n, c in sorted(counts.items()) if n[1] == "_"}]).encode())
+    digest.update(
+        json.dumps([sorted(compiled.stored), {n: c for n, c in sorted(counts.items()) if n[1] == "_"}]).encode()
+    )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
@@ -260,4 +274,6 @@ def open_output(
     path = Path(out)
     if value.type.row_dim != 0:
         raise EvaluationArgumentError("the result does not have its rows first; pass out=None")
-    return {names[0]: DiskRows(path, value.dtype) if resume and path.exists() else DiskRows.create(path, shape, value.dtype)}
+    return {
+        names[0]: DiskRows(path, value.dtype) if resume and path.exists() else DiskRows.create(path, shape, value.dtype)
+    }

@@ -165,9 +165,9 @@ class Plan:
         with show_progress(progress, compiled, structure) as options.on_progress:
             results = engine.run()
         self.last_report = engine.report
-        if options.workspace is not None:
-            options.workspace.finish()
         tensors = [_asked_rows(results[n], options.asked[n]) for n in compiled.program.outputs]
+        if options.workspace is not None:
+            options.workspace.finish(list(results.values()))
         if out is not None and not options.outputs and isinstance(out, Tensor):
             tensors = [out.copy_(tensors[0])]
         return fill(compiled.result_skeleton, tensors, lambda node_type: structure.counts[f"n_{node_type}"])

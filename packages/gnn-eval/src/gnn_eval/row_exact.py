@@ -1,36 +1,56 @@
 """Matrix products whose rows do not depend on how many rows are computed at once.
 
-BLAS computes a row of a product the same way in any large matrix, with two exceptions, both found by measurement with
-MKL 2024 and both handled here. Very few rows take another kernel, so blocks are padded to 16 rows. Products with one
-output column take rows in groups of four from an aligned address and the last one to three rows of the matrix one by
-one; so such blocks are copied to whole groups, and rows that are the last of the full matrix are computed as such.
+BLAS computes a row of a product the same way in any large matrix, with three exceptions, found by measurement with MKL
+2024 and handled here:
+
+- very few rows take another kernel, so blocks are padded to at least 16 rows;
+- rows whose width is not a multiple of 16 bytes are added up according to their address modulo 16, so each row is put
+  at a position congruent modulo 4 to its position in the full matrix;
+- products with one output column take rows in groups of four and the last one to three rows of the matrix one by one,
+  so blocks are filled to whole groups, and rows at the end of the full matrix are computed as the end of a matrix.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gnn_eval.program import Program, Value
 
-__all__ = ["PRODUCTS", "RowExactProduct", "is_one_column"]
+__all__ = ["PRODUCTS", "RowExactProduct", "depends_on_position", "pick_result", "positions_of_one_column"]
 
-PRODUCTS = {"linear", "addmm", "mm", "matmul", "mv", "lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell"}
+PRODUCTS = {"linear", "addmm", "mm", "matmul", "mv", "bmm", "baddbmm", "einsum"}
+PRODUCTS |= {"lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell"}
 _FEW_ROWS = 16
 _GROUP = 4
+_ALIGNED_BYTES = 16
 
 Call = Callable[[dict[str, Tensor], int], Any]
 
 
-def is_one_column(program: Program, value: Value) -> bool:
-    """Whether a row-wise product has one output column per position."""
+def positions_of_one_column(program: Program, value: Value) -> int:
+    """Return the matrix rows one row of the result makes up if the product has one output column, else 0."""
     if not value.is_tensor or value.short_op not in ("linear", "addmm", "mm", "matmul", "mv"):
-        return False
-    return value.short_op == "mv" or (
-        len(value.shape) > 1 and value.shape[-1].constant == 1 and not value.shape[-1].terms
-    )
+        return 0
+    last = value.shape[-1]
+    if value.short_op != "mv" and (len(value.shape) < 2 or last.constant != 1 or last.terms):
+        return 0
+    others = [size.constant for dim, size in enumerate(value.shape) if dim != value.type.row_dim]
+    return math.prod(others) * value.type.factor
+
+
+def depends_on_position(program: Program, value: Value) -> bool:
+    """Whether some operand has rows that are not a multiple of 16 bytes wide."""
+    for name in value.refs():
+        operand = program[name]
+        if operand.shape and operand.dtype is not None and not operand.shape[-1].terms:
+            if operand.shape[-1].constant * operand.dtype.itemsize % _ALIGNED_BYTES:
+                return True
+    return False
 
 
 class RowExactProduct:
@@ -41,7 +61,8 @@ class RowExactProduct:
         row_dims: Row dimension and positions per row of each row tensor, by slot.
         result: Row dimension and positions per row of the result; ``None`` for operators with several results.
         num_rows: Rows of the full matrix.
-        positions_per_row: Rows of the flattened matrix that one row makes up; 0 unless the product has one column.
+        by_position: Whether rows must keep their position modulo 4.
+        one_column: Matrix rows per row if the product has one output column, else 0.
     """
 
     def __init__(
@@ -50,66 +71,112 @@ class RowExactProduct:
         row_dims: dict[str, tuple[int, int]],
         result: tuple[int, int] | None,
         num_rows: int,
-        positions_per_row: int,
+        by_position: bool,
+        one_column: int,
     ):
         self._call, self._row_dims, self._result, self._num_rows = call, row_dims, result, num_rows
-        self._positions = positions_per_row
-        tail = (num_rows * positions_per_row) % _GROUP
-        self._tail_rows = -(-tail // positions_per_row) if tail else 0
+        self._by_position, self._one_column = by_position or bool(one_column), one_column
+        tail = (num_rows * one_column) % _GROUP
+        self._tail_rows = -(-tail // one_column) if tail else 0
 
-    def __call__(self, tensors: dict[str, Tensor], rows: int, first: int | None, ids: Tensor | None) -> Any:
+    def __call__(self, tensors: dict[str, Tensor], rows: int, first: int, ids: Tensor | None) -> Any:
         """Run on the rows ``first``, ``first + 1``, ... or ``ids`` of the full matrix."""
-        if rows == 0 or rows == self._num_rows:
+        if rows == 0 or (rows == self._num_rows and ids is None):
             return self._call(tensors, rows)
-        target = max(rows, _FEW_ROWS)
-        if self._positions:
-            target += -target % _GROUP
-        padded = tensors if target == rows and not self._positions else self._pad(tensors, rows, target)
-        result = self._call(padded, target)
-        if self._result is None:
-            return result
-        dim, factor = self._result
-        result = result.narrow(dim, 0, rows * factor)
-        if self._tail_rows:
-            self._redo_tail(tensors, rows, first, ids, result)
+        if ids is not None and self._by_position:
+            return self._run_scattered(tensors, rows, ids)
+        before = first % _GROUP if self._by_position else 0
+        if rows < _FEW_ROWS:
+            before += _FEW_ROWS
+        ends = ids is None and first + rows == self._num_rows
+        after = -(before + rows) % _GROUP if self._one_column and not ends else 0
+        if not before and not after and (not self._by_position or ids is None):
+            return self._call(self._aligned(tensors), rows)
+        target = before + rows + after
+        places = slice(before, before + rows)
+        return self._pick(self._call(self._placed(tensors, places, target), target), places)
+
+    def _run_scattered(self, tensors: dict[str, Tensor], rows: int, ids: Tensor) -> Any:
+        """Give every row a position congruent to its id."""
+        residue = ids % _GROUP
+        rank = torch.empty_like(ids)
+        for group in range(_GROUP):
+            members = (residue == group).nonzero().flatten()
+            rank[members] = torch.arange(members.numel())
+        places = rank * _GROUP + residue
+        target = max(int(rank.max()) + 1, _FEW_ROWS // _GROUP) * _GROUP
+        result = self._pick(self._call(self._placed(tensors, places, target), target), places)
+        if self._tail_rows and self._result is not None:
+            self._redo_tail(tensors, ids, result)
         return result
 
-    def _pad(self, tensors: dict[str, Tensor], rows: int, target: int) -> dict[str, Tensor]:
-        padded = dict(tensors)
+    def _aligned(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        if not self._by_position:
+            return tensors
+        return {
+            slot: t.clone() if slot in self._row_dims and t.data_ptr() % _ALIGNED_BYTES else t
+            for slot, t in tensors.items()
+        }
+
+    def _placed(self, tensors: dict[str, Tensor], places: slice | Tensor, target: int) -> dict[str, Tensor]:
+        """Return the row tensors with rows moved to ``places`` among ``target``, zeros elsewhere."""
+        placed = dict(tensors)
         for slot, (dim, factor) in self._row_dims.items():
             tensor = tensors[slot]
             shape = list(tensor.shape)
             shape[dim] = target * factor
             fresh = tensor.new_zeros(shape)
-            fresh.narrow(dim, 0, rows * factor).copy_(tensor)
-            padded[slot] = fresh
-        return padded
+            if isinstance(places, slice):
+                fresh.narrow(dim, places.start * factor, (places.stop - places.start) * factor).copy_(tensor)
+            else:
+                fresh.index_copy_(dim, _spread(places, factor), tensor)
+            placed[slot] = fresh
+        return placed
 
-    def _redo_tail(
-        self, tensors: dict[str, Tensor], rows: int, first: int | None, ids: Tensor | None, result: Tensor
-    ) -> None:
+    def _pick(self, result: Any, places: slice | Tensor) -> Any:
+        if self._result is None:
+            return _PickedLater(result, places)
+        return _rows_at(result, *self._result, places)
+
+    def _redo_tail(self, tensors: dict[str, Tensor], ids: Tensor, result: Tensor) -> None:
         """Compute rows at the end of the full matrix as the end of a short matrix with the same remainder."""
-        bound = self._num_rows - self._tail_rows
-        if ids is not None:
-            places = (ids >= bound).nonzero().flatten().tolist()
-            numbers = [int(ids[place]) for place in places]
-        else:
-            start = first or 0
-            numbers = list(range(max(bound, start), start + rows))
-            places = [number - start for number in numbers]
-        if not places:
+        here = (ids >= self._num_rows - self._tail_rows).nonzero().flatten()
+        if here.numel() == 0:
             return
         short = min(self._num_rows, _FEW_ROWS + self._num_rows % _GROUP)
+        places = ids[here] - self._num_rows + short
         dim, factor = self._result
-        filled = dict(tensors)
-        for slot, (row_dim, per_row) in self._row_dims.items():
-            shape = list(tensors[slot].shape)
-            shape[row_dim] = short * per_row
-            filled[slot] = tensors[slot].new_zeros(shape)
-            for place, number in zip(places, numbers, strict=True):
-                target = filled[slot].narrow(row_dim, (short - self._num_rows + number) * per_row, per_row)
-                target.copy_(tensors[slot].narrow(row_dim, place * per_row, per_row))
-        redone = self._call(filled, short)
-        for place, number in zip(places, numbers, strict=True):
-            own = redone.narrow(dim, (short - self._num_rows + number) * factor, factor)
-            result.narrow(dim, place * factor, factor).copy_(own)
+        chosen = {
+            slot: tensors[slot].index_select(row_dim, _spread(here, per_row))
+            for slot, (row_dim, per_row) in self._row_dims.items()
+        }
+        redone = self._call(self._placed({**tensors, **chosen}, places, short), short)
+        result.index_copy_(dim, _spread(here, factor), redone.index_select(dim, _spread(places, factor)))
+
+
+class _PickedLater(tuple):
+    """Several results of one operator, whose rows are taken out where each is used."""
+
+    def __new__(cls, results: Any, places: slice | Tensor) -> _PickedLater:
+        made = super().__new__(cls, results)
+        made.places = places
+        return made
+
+    def pick(self, number: int, dim: int, factor: int) -> Tensor:
+        """Return the wanted rows of one result."""
+        return _rows_at(self[number], dim, factor, self.places)
+
+
+def pick_result(results: Any, number: int, dim: int, factor: int) -> Tensor:
+    """Return result ``number`` of an operator with several, with the rows that were asked for."""
+    return results.pick(number, dim, factor) if isinstance(results, _PickedLater) else results[number]
+
+
+def _rows_at(result: Tensor, dim: int, factor: int, places: slice | Tensor) -> Tensor:
+    if isinstance(places, slice):
+        return result.narrow(dim, places.start * factor, (places.stop - places.start) * factor)
+    return result.index_select(dim, _spread(places, factor))
+
+
+def _spread(places: Tensor, factor: int) -> Tensor:
+    return places if factor == 1 else (places.unsqueeze(1) * factor + torch.arange(factor)).flatten()

@@ -60,9 +60,10 @@ class Levels:
         if key not in self._known:
             # Programs are in order of dependence, so a loop over earlier values keeps this from recursing deeply.
             for earlier in self._program.values:
-                if (earlier, grouping) not in self._known and is_computed(self._program[earlier]):
-                    if grouping is None or self._program[earlier].type.space == self._program[name].type.space:
-                        self._known[(earlier, grouping)] = self._compute(earlier, grouping)
+                value = self._program[earlier]
+                same_rows = grouping is None or value.type.space == self._program[name].type.space
+                if (earlier, grouping) not in self._known and is_computed(value) and same_rows:
+                    self._known[(earlier, grouping)] = self._compute(earlier, grouping)
                 if earlier == name:
                     break
             self._known.setdefault(key, 0)

@@ -73,7 +73,7 @@ def choose_stored(program: Program, uses: list[LaterUse], repeats: int = EXPECTE
         for argument in _row_wise_ancestors(program, value):
             connect(place[argument] + 1, inner, _UNCUTTABLE)
         connect(0, inner, work_of(program, value) * reads * num_later.get(name, 1))
-        connect(outer, 1, work_of(program, value))
+        connect(inner, 1, work_of(program, value))
     for use in uses:
         if use.name in place:
             connect(place[use.name] + 1, 1, _UNCUTTABLE)

@@ -14,7 +14,7 @@ from typing import NoReturn
 from gnn_eval.errors import UnsupportedModelError
 from gnn_eval.patterns import Gather, Reduction, gather_of, reduction_of
 from gnn_eval.program import Kind, Program, Type, Value
-from gnn_eval.row_rules import why_not_row_wise
+from gnn_eval.row_rules import is_view, why_not_row_wise
 from gnn_eval.sizes import Size
 
 __all__ = ["assign_types"]
@@ -99,7 +99,8 @@ def _narrow_or_computed(program: Program, value: Value, static: Type) -> Type:
     value.type = static
     if value.row_bytes() <= _WIDE_ROW_BYTES or value.dtype is None or not value.dtype.is_floating_point:
         return static
-    if any(program[name].type.uniform for name in value.refs()) or reduction_of(program, value) is not None:
+    narrow_view = is_view(value) or value.short_op in ("expand", "unsqueeze", "squeeze")
+    if narrow_view or any(program[n].type.uniform for n in value.refs()) or reduction_of(program, value) is not None:
         return static
     try:
         return replace(_type_of_computed(program, value), static=False)

@@ -149,9 +149,9 @@ def _roles(paths: list[tuple], tensors: list[Tensor]) -> list[tuple]:
 
 
 def _same(left: Any, right: Any) -> bool:
-    """Whether two sizes are the same expression; never adds a guard."""
-    left, right = (size.node.expr if isinstance(size, torch.SymInt) else size for size in (left, right))
-    return bool(left == right)
+    """Whether two sizes are the same; tracing uses distinct numbers for distinct counts, and no guard is added."""
+    left, right = (size.node.hint if isinstance(size, torch.SymInt) else size for size in (left, right))
+    return left is not None and bool(left == right)
 
 
 def _try_small(
