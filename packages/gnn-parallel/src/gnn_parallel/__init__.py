@@ -17,11 +17,15 @@ from gnn_parallel.adapters import register_adapter, split_layer
 from gnn_parallel.dropout import keyed_dropout
 from gnn_parallel.engine import Batch, Engine
 from gnn_parallel.errors import GnnParallelError, InputError, PlanMismatchError, UnsupportedLayerError
-from gnn_parallel.layers import LinearSplit, SoftmaxSplit, SplitLayer, WholeLayer
+from gnn_parallel.layers import ProjectedSplit, SplitLayer, WholeLayer
+from gnn_parallel.linear_split import LinearSplit
 from gnn_parallel.models import SampledGNN, make_model
 from gnn_parallel.plan import Candidate, Plan
 from gnn_parallel.planner import choose_strategy as plan
+from gnn_parallel.race import race_strategies
+from gnn_parallel.softmax_split import SoftmaxSplit
 from gnn_parallel.verify import verify_strategies
+from gnn_parallel.vertex_split import VertexSplit
 
 __all__ = [
     "Batch",
@@ -32,15 +36,18 @@ __all__ = [
     "LinearSplit",
     "Plan",
     "PlanMismatchError",
+    "ProjectedSplit",
     "SampledGNN",
     "SoftmaxSplit",
     "SplitLayer",
     "UnsupportedLayerError",
+    "VertexSplit",
     "WholeLayer",
     "__version__",
     "keyed_dropout",
     "make_model",
     "plan",
+    "race_strategies",
     "register_adapter",
     "split_layer",
     "verify_strategies",

@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from core_kernels import Graph, ops
 from gnn_parallel.errors import UnsupportedLayerError
-from gnn_parallel.layers import LinearSplit, SoftmaxSplit, SplitLayer, WholeLayer
+from gnn_parallel.layers import SplitLayer, WholeLayer
+from gnn_parallel.linear_split import LinearSplit
+from gnn_parallel.softmax_split import SoftmaxSplit
 
 __all__ = ["find_input_layer", "register_adapter", "split_layer"]
 

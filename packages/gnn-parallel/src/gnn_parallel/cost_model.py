@@ -35,7 +35,8 @@ from torch import Tensor
 from core_kernels.comm.counters import ring_all_reduce_bytes
 from gnn_parallel.counts import StepCounts
 from gnn_parallel.exchange import TAGS
-from gnn_parallel.layers import LinearSplit, SoftmaxSplit, SplitLayer
+from gnn_parallel.layers import ProjectedSplit, SplitLayer
+from gnn_parallel.linear_split import LinearSplit
 from gnn_parallel.strategies.base import id_dtype_for
 from gnn_parallel.strategies.nfp import sends_destinations
 from gnn_parallel.strategies.snp import roots_travel_projected
@@ -57,6 +58,7 @@ class LayerShape:
         state_width: w.
         query_width: k.
         state_is_raw: Whether states travel before the projection.
+        projects_sources: Whether sources are projected before they are aggregated.
         reads_roots: Whether own rows of destinations are read.
         sends_roots: Whether owners send projected own rows under SNP.
         sends_destinations: Whether NFP sends destination ids.
@@ -74,6 +76,7 @@ class LayerShape:
     state_width: int
     query_width: int
     state_is_raw: bool
+    projects_sources: bool
     reads_roots: bool
     sends_roots: bool
     sends_destinations: bool
@@ -92,7 +95,7 @@ class LayerShape:
         cls, layer: SplitLayer, num_parameters: int, num_nodes: int, element_bytes: int, placement: str
     ) -> LayerShape:
         """Read the shape of a layer."""
-        can_split = isinstance(layer, LinearSplit | SoftmaxSplit)
+        can_split = isinstance(layer, LinearSplit | ProjectedSplit)
         return cls(
             algebra=layer.algebra,
             input_width=layer.input_width,
@@ -101,6 +104,7 @@ class LayerShape:
             state_width=layer.state_width if can_split else 0,
             query_width=layer.query_width,
             state_is_raw=isinstance(layer, LinearSplit) and layer.state_is_raw,
+            projects_sources=isinstance(layer, ProjectedSplit),
             reads_roots=layer.reads_roots,
             sends_roots=can_split and roots_travel_projected(layer, placement),
             sends_destinations=can_split and sends_destinations(layer),
@@ -177,7 +181,7 @@ def _gdp_bytes(tags: _Tags, counts: StepCounts, shape: LayerShape) -> None:
 
 
 def _nfp_bytes(tags: _Tags, counts: StepCounts, shape: LayerShape) -> None:
-    if shape.algebra == "softmax":
+    if shape.projects_sources:
         tags.sizes(2)
         tags.to_all(counts.sources + counts.destinations, shape.id_bytes, "ids")
         rows = ((counts.sources, shape.projected_width), (counts.destinations, shape.query_width))
@@ -313,17 +317,17 @@ class _Work:
 def _work(strategy: str, counts: StepCounts, shape: LayerShape) -> _Work:
     d, h, element = shape.input_width, shape.projected_width, shape.element_bytes
     num_ranks, none = len(counts.seeds), torch.zeros(len(counts.seeds), dtype=torch.float64)
-    softmax = shape.algebra == "softmax"
-    roots = h if shape.reads_roots and not softmax else 0
+    projects = shape.projects_sources
+    roots = h if shape.reads_roots and not projects else 0
     # Forward and weight gradient: 4 operations per multiply-add; features take no gradient.
     per_row = 4.0 * d * (h + roots)
     if strategy == "gdp":
-        rows = counts.sources if softmax else counts.destinations
+        rows = counts.sources if projects else counts.destinations
         return _Work(counts.edges, counts.edges * d * element, rows * per_row, none, _calls(shape, fetches=1))
     if strategy == "nfp":
-        rows = (counts.sources if softmax else counts.destinations).sum()
+        rows = (counts.sources if projects else counts.destinations).sum()
         all_edges = counts.edges.sum().expand(num_ranks)
-        share, num_kinds = 1.0 / num_ranks, 2 if softmax else 1
+        share, num_kinds = 1.0 / num_ranks, 2 if projects else 1
         calls = {
             "sizes": ("all_gather", 1),
             "ids": ("all_gather", 1),
@@ -335,12 +339,14 @@ def _work(strategy: str, counts: StepCounts, shape: LayerShape) -> _Work:
     if strategy == "snp":
         edges, rows = counts.virtual_edges.sum(0), counts.virtual_rows.sum(0)
         projected = counts.destinations if shape.state_is_raw else rows
-        flops = (counts.virtual_sources if softmax else projected) * 4.0 * d * h + counts.destinations * 4.0 * d * roots
+        flops = (
+            counts.virtual_sources if projects else projected
+        ) * 4.0 * d * h + counts.destinations * 4.0 * d * roots
         extra = (1 if shape.query_width else 0) + (1 if shape.sends_roots else 0)
         fetches = 1 if shape.reads_roots and not shape.sends_roots else 0
         calls = _calls(shape, fetches, 1, 1 + extra, extra + (0 if shape.state_is_raw else 1))
         return _Work(counts.edges, edges * d * element, flops, counts.edges, calls)
-    rows = counts.owned_sources if softmax else counts.owned_destinations
+    rows = counts.owned_sources if projects else counts.owned_destinations
     read_bytes = counts.owned_edges * d * element
     return _Work(counts.owned_edges, read_bytes, rows * per_row, none, _calls(shape, 1, 1, 1, 1))
 

@@ -268,7 +268,7 @@ class _DryRun:
         num_nodes, sizes = self.data.graph.num_nodes, self.data.partition.sizes
         if name == "nfp":
             features = num_nodes * row_bytes / self.data.partition.num_parts
-            rows = float(counts.destinations.sum() if shape.algebra != "softmax" else counts.sources.sum())
+            rows = float(counts.sources.sum() if shape.projects_sources else counts.destinations.sum())
         else:
             held = float(sizes.max()) + self.cached_rows if shape.placement == "sharded" else num_nodes
             features = held * row_bytes

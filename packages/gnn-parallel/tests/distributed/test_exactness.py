@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
-from core_kernels import ops, partition_graph
-from gnn_parallel.layers import LinearSplit, SoftmaxSplit
-from gnn_parallel.models import make_model
+from core_kernels import ops, partition_graph, vertex
+from core_kernels.nn import SAGEConv
+from gnn_parallel import VertexSplit
+from gnn_parallel.linear_split import LinearSplit
+from gnn_parallel.models import SampledGNN, make_model
+from gnn_parallel.softmax_split import SoftmaxSplit
 from gnn_parallel.strategies import STRATEGIES
 from gnn_parallel.verify import compare, run_reference, run_strategy
 
 pytestmark = pytest.mark.distributed
 
-ONE_WAY_LAYERS = ("sage", "gin", "gat", "gatv2")
+ONE_WAY_LAYERS = ("sage", "sage_max", "gin", "gat", "gatv2", "custom")
 _subgroups: dict[int, object] = {}
 
 
@@ -33,8 +37,46 @@ def partition(graph, num_parts, kind):
     return partition_graph(graph, num_parts, "given", torch.arange(graph.num_nodes) % max(1, num_parts - 1))
 
 
+@vertex.program
+def gated_attention(v):
+    """Attention over gated values, a mean, and the vertex itself."""
+    alpha = vertex.softmax(vertex.leaky_relu(e.src.k + v.q) for e in v.in_edges)
+    weighed = vertex.sum(a * e.src.h for a, e in zip(alpha, v.in_edges, strict=False))
+    return vertex.tanh(weighed) + v.own * vertex.mean(vertex.sigmoid(e.src.k) * e.src.h for e in v.in_edges)
+
+
+class GatedAttention(nn.Module):
+    """A layer of the user's own, written as a vertex program."""
+
+    in_channels, out_channels, heads = 7, 6, 2
+
+    def __init__(self):
+        super().__init__()
+        self.key, self.value = nn.Linear(7, 2), nn.Linear(7, 6, bias=False)
+        self.query, self.own = nn.Linear(7, 2), nn.Linear(7, 6)
+        self.bias = nn.Parameter(torch.ones(6))
+
+    def finish(self, rows):
+        return rows.flatten(1) + self.bias
+
+    def split_layer(self, graph):
+        sources, destinations = {"k": self.key, "h": self.value}, {"q": self.query, "own": self.own}
+        return VertexSplit(gated_attention, sources, destinations, finish=self.finish, heads=2, output_width=6)
+
+    def forward(self, block, x):
+        own = x[: block.num_dst]
+        source = {"k": self.key(x).view(-1, 2, 1), "h": self.value(x).view(-1, 2, 3)}
+        destination = {"q": self.query(own).view(-1, 2, 1), "own": self.own(own).view(-1, 2, 3)}
+        return self.finish(gated_attention(block, src=source, dst=destination))
+
+
 def build(problem, layer, **options):
     width = problem.features.shape[1]
+    if layer in ("custom", "sage_max"):
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            first = GatedAttention() if layer == "custom" else SAGEConv(width, 6, aggr="max")
+            return SampledGNN([first, SAGEConv(6, 3)], dropout=0.3).to(problem.features.dtype)
     options = {"heads": 2, "dropout": 0.3, "seed": 5, "dtype": problem.features.dtype} | options
     return make_model(layer, width, 6, 3, len(problem.fanouts), **options)
 

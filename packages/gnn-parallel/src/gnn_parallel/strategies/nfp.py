@@ -20,13 +20,14 @@ from torch import Tensor
 from core_kernels import Graph, ops
 from core_kernels.comm import Group
 from gnn_parallel.clock import TermClock
-from gnn_parallel.layers import LinearSplit, SoftmaxSplit, View
+from gnn_parallel.layers import ProjectedSplit, View
+from gnn_parallel.linear_split import LinearSplit
 from gnn_parallel.strategies.base import Context, Strategy, join_runs, split_runs
 
 __all__ = ["NodeFeatureParallel", "sends_destinations"]
 
 
-def sends_destinations(layer: LinearSplit | SoftmaxSplit) -> bool:
+def sends_destinations(layer: LinearSplit | ProjectedSplit) -> bool:
     """Return whether executors need to know which nodes the destinations are."""
     return layer.reads_roots or layer.destination_scale is not None
 
@@ -79,7 +80,7 @@ class NodeFeatureParallel(Strategy):
         """Sample; every rank gets the whole batch."""
         layer = self.context.layer
         indptr, sources = self.context.sample(destinations, step)
-        if isinstance(layer, SoftmaxSplit):
+        if isinstance(layer, ProjectedSplit):
             with self.context.clock("sample"):
                 unique, local = ops.unique_relabel(sources[:0], sources)
             return Parcel([unique, destinations], Graph(indptr, local, len(unique), validate=False))
@@ -110,7 +111,7 @@ class NodeFeatureParallel(Strategy):
         layer, view = self.context.layer, work.view
         if isinstance(layer, LinearSplit):
             return [layer.combine(view, self.columns)]
-        assert isinstance(layer, SoftmaxSplit)
+        assert isinstance(layer, ProjectedSplit)
         return [layer.project(view.rows, self.columns), layer.project_root(view.root_rows, self.columns)]
 
     def reshuffle(self, work: Work, rows: list[Tensor]) -> Tensor:
@@ -123,7 +124,7 @@ class NodeFeatureParallel(Strategy):
         if isinstance(layer, LinearSplit):
             return layer.finalize(home[0])
         assert work.graph is not None
-        return layer.attend(work.graph, *layer.complete(home[0], home[1]))
+        return layer.attend(work.graph, layer.complete_sources(home[0]), layer.complete_query(home[1]))
 
 
 def _reduce_rows(group: Group, rows: Tensor, counts: list[int], clock: TermClock) -> Tensor:

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from core_kernels import ops
 from gnn_parallel.exchange import exchange_ids, exchange_rows, exchange_sizes
-from gnn_parallel.layers import LinearSplit, SoftmaxSplit, View, VirtualRows
+from gnn_parallel.layers import ProjectedSplit, View, VirtualRows
+from gnn_parallel.linear_split import LinearSplit
 from gnn_parallel.strategies.base import Context, Strategy, join_runs, split_runs
 
 __all__ = ["SourceNodeParallel", "SourceSplit", "roots_travel_projected", "split_by_source_owner"]
@@ -70,7 +71,7 @@ def split_by_source_owner(indptr: Tensor, sources: Tensor, owner_of_edge: Tensor
     return SourceSplit(virtual, sources[order], row_counts, edge_counts.tolist())
 
 
-def roots_travel_projected(layer: LinearSplit | SoftmaxSplit, placement: str) -> bool:
+def roots_travel_projected(layer: LinearSplit | ProjectedSplit, placement: str) -> bool:
     """Return whether owners of destinations send projected own rows, rather than the rank that asked reading raw ones.
 
     Only where reading crosses the network, and the projected row with its gradient is the smaller.
@@ -173,16 +174,17 @@ class SourceNodeParallel(Strategy):
             return Work(view, row_counts, parcel, scale, root_rows, None)
 
     def execute(self, work: Work) -> tuple[Tensor, Tensor | None]:
-        """Compute partial states for all ranks, and the own rows of this rank's destinations."""
+        """Compute partial states for all ranks, and own rows or queries of this rank's destinations."""
         layer, roots = self.context.layer, self._project_roots(work)
         if isinstance(layer, LinearSplit):
             return layer.partial(work.view), roots
-        assert isinstance(layer, SoftmaxSplit)
-        query = ops.gather(layer.complete(roots, roots)[1], work.parcel.split.virtual.destination)
-        rows_asked = work.parcel.split.row_counts
-        return layer.partial(
-            work.view, exchange_rows(self.context.group, query, rows_asked, work.row_counts, self.context.clock)
-        ), None
+        assert isinstance(layer, ProjectedSplit)
+        if roots is None:
+            return layer.partial(work.view, None), None
+        split, query = work.parcel.split, layer.complete_query(roots)
+        rows = ops.gather(query, split.virtual.destination)
+        asked = exchange_rows(self.context.group, rows, split.row_counts, work.row_counts, self.context.clock)
+        return layer.partial(work.view, asked), query
 
     def _project_roots(self, work: Work) -> Tensor | None:
         """Project own rows of destinations, here or at their owners, and return them in the batch's order."""
@@ -203,4 +205,4 @@ class SourceNodeParallel(Strategy):
         states, roots = rows
         states = exchange_rows(context.group, states, work.row_counts, split.row_counts, context.clock)
         merged = context.layer.merge(states, split.virtual, work.scale)
-        return context.layer.finalize(merged if roots is None else merged + roots)
+        return context.layer.conclude(merged, roots)
