@@ -1,0 +1,309 @@
+"""The command line: ``recsys-embed stats | plan | explain | train | verify | bench | convert | debias``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from core_kernels import launch
+from core_kernels.comm import Group
+from core_kernels.console import CheckFailedError, CommandLine, format_bytes, format_seconds, progress, say, table
+from core_kernels.interconnect import Interconnect
+from core_kernels.testing import ShapedHosts
+from recsys_embed._version import __version__
+from recsys_embed.bench import SYSTEMS, BenchJob, bench_on_rank, bench_plan
+from recsys_embed.data import read_avazu, read_criteo_tsv, read_npy_days
+from recsys_embed.debias import DebiasJob, run_debias
+from recsys_embed.errors import RecsysEmbedError, input_error
+from recsys_embed.models import MODELS
+from recsys_embed.optimizers import OPTIMIZERS
+from recsys_embed.plan import Plan
+from recsys_embed.profile import AccessStats
+from recsys_embed.training import TrainJob, load_clicks, make_plan, train_on_rank
+from recsys_embed.verify import Case, compare, reference_tables, run_case
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0 success, 1 a check failed, 2 wrong input.
+
+    Args:
+        argv: Arguments; those of the process when left out.
+    """
+    cli = CommandLine(
+        "recsys-embed",
+        "Sharded embedding tables with a replicated hot tier and exact pre-fetching.",
+        __version__,
+        (RecsysEmbedError, launch.RankFailedError),
+    )
+    stats = cli.command("stats", _stats, "count accesses, show skew", "recsys-embed stats --dataset movielens")
+    _add_data(stats)
+    stats.add_argument("--out", metavar="FILE.npz", help="file to save the counts to")
+
+    plan = cli.command("plan", _plan, "choose the hot tier and say why", "recsys-embed plan --ranks 4 --out plan.json")
+    _add_data(plan)
+    _add_plan(plan)
+    plan.add_argument("--out", metavar="FILE", help="file to save the plan to")
+
+    explain = cli.command("explain", _explain, "explain a saved plan", "recsys-embed explain plan.json")
+    explain.add_argument("plan", metavar="FILE", help="a plan saved by recsys-embed plan --out")
+
+    train = cli.command(
+        "train",
+        _train,
+        "train a click model",
+        """recsys-embed train --dataset movielens --ranks 2 --model dlrm
+        torchrun --nproc-per-node 2 -m recsys_embed.cli train --dataset criteo:train.txt""",
+    )
+    _add_data(train)
+    _add_plan(train)
+    train.add_argument("--model", choices=sorted(MODELS), default="dlrm", help="click model")
+    train.add_argument("--epochs", type=int, default=2, help="passes over the data")
+    train.add_argument("--deterministic", action="store_true", help="results independent of ranks and tiers, bitwise")
+
+    verify = cli.command(
+        "verify", _verify, "compare every combination with one process", "recsys-embed verify --ranks 1,2"
+    )
+    _add_data(verify)
+    verify.add_argument("--ranks", default="1,2", help="numbers of ranks, comma-separated")
+    verify.add_argument("--optimizers", default=",".join(OPTIMIZERS), help="optimisers, comma-separated")
+    verify.add_argument("--steps", type=int, default=4, help="training steps to compare")
+
+    bench = cli.command(
+        "bench",
+        _bench,
+        "measure against other ways over shaped links (root)",
+        "recsys-embed bench --hosts 4x1 --rate 100 --dataset criteo:criteo.npz",
+    )
+    bench.add_argument("--hosts", default="4x1", help="HxR: hosts, and ranks on each")
+    bench.add_argument("--rate", type=float, default=100.0, help="rate of each host's link, Mbit/s")
+    bench.add_argument("--dataset", default="zipf", help="zipf, or what train takes")
+    bench.add_argument("--batch-size", type=int, default=512, help="samples per rank")
+    bench.add_argument("--width", type=int, default=64, help="width of rows")
+    bench.add_argument("--steps", type=int, default=12, help="steps to measure")
+    bench.add_argument("--repeats", type=int, default=1, help="rounds; systems take turns")
+    bench.add_argument("--systems", default=",".join(SYSTEMS), help="systems, comma-separated")
+    bench.add_argument("--hot", default="auto", help="hot rows, or auto")
+
+    convert = cli.command(
+        "convert", _convert, "number ids and write arrays", "recsys-embed convert criteo train.txt out --min-count 3"
+    )
+    convert.add_argument("format", choices=("criteo", "avazu", "npy-days"), help="what the source is")
+    convert.add_argument("source", help="file, or folder of days")
+    convert.add_argument("out", help="folder to write")
+    convert.add_argument("--min-count", type=int, default=1, help="rarer values share an id")
+    convert.add_argument("--days", default="0", help="days of npy-days, comma-separated")
+
+    debias = cli.command(
+        "debias", _debias, "train with and without popularity debiasing", "recsys-embed debias --backbone bprmf"
+    )
+    debias.add_argument("--backbone", choices=("bprmf", "lightgcn"), default="bprmf", help="backbone")
+    debias.add_argument("--epochs", type=int, default=30, help="passes over the interactions")
+    debias.add_argument("--seed", type=int, default=0, help="of split, values and negatives")
+    return cli.run(argv)
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dataset", default="movielens", help="movielens, synthetic, criteo:FILE (text or .npz) or folder:DIR"
+    )
+    parser.add_argument("--batch-size", type=int, default=512, help="samples per rank")
+    parser.add_argument("--width", type=int, default=16, help="width of rows")
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ranks", type=int, default=2, help="ranks on this machine; ignored under torchrun")
+    parser.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="rowwise_adagrad", help="of the rows")
+    parser.add_argument("--learning-rate", type=float, default=0.05, help="of rows and dense parameters")
+    parser.add_argument("--hot", default="auto", help="hot rows: auto, a number, or a fraction such as 0.01")
+    parser.add_argument("--no-prefetch", action="store_true", help="fetch rows when they are needed")
+    parser.add_argument("--interconnect", default="loopback-cpu", help="preset, or FILE.json of core-kernels calibrate")
+    parser.add_argument("--seed", type=int, default=0, help="of initial values and shuffling")
+
+
+def _job(args: argparse.Namespace) -> TrainJob:
+    return TrainJob(
+        args.dataset,
+        getattr(args, "model", "dlrm"),
+        args.width,
+        args.batch_size,
+        getattr(args, "epochs", 1),
+        args.optimizer,
+        args.learning_rate,
+        args.hot,
+        not args.no_prefetch,
+        getattr(args, "deterministic", False),
+        args.interconnect,
+        args.seed,
+    )
+
+
+def _stats(args: argparse.Namespace) -> dict[str, Any]:
+    data = load_clicks(args.dataset)
+    stats = AccessStats(data.tables(args.width))
+    with progress("counting", len(data) // args.batch_size) as advance:
+        for batch in data.batches(args.batch_size):
+            stats.add(batch.features)
+            advance()
+    if args.out:
+        stats.save(args.out)
+    result = stats.describe()
+    table(f"accesses of {args.dataset}", ["measure", "value"], [(k, f"{v:.4g}") for k, v in result.items()])
+    return result
+
+
+def _plan(args: argparse.Namespace) -> dict[str, Any]:
+    plan = make_plan(_job(args), load_clicks(args.dataset), args.ranks)
+    say(plan.explain())
+    if args.out:
+        plan.save(args.out)
+    return plan.to_dict()
+
+
+def _explain(args: argparse.Namespace) -> dict[str, Any]:
+    plan = Plan.load(args.plan)
+    say(plan.explain())
+    return {"explanation": plan.explain(), **plan.to_dict()}
+
+
+def _train(args: argparse.Namespace) -> dict[str, Any] | None:
+    job = _job(args)
+    if "RANK" in os.environ or "SLURM_PROCID" in os.environ:
+        group = launch.current_group()
+        result = train_on_rank(group, job)
+        return result if group.rank == 0 else None
+    if args.ranks == 1:
+        result = train_on_rank(Group.single(), job)
+    else:
+        result = launch.run_ranks(train_on_rank, args.ranks, job)[0]
+    rows = [
+        (i + 1, f"{e['loss']:.4f}", f"{e['auc']:.4f}", format_seconds(e["seconds"]))
+        for i, e in enumerate(result["epochs"])
+    ]
+    table(f"{args.model} on {args.dataset}, {args.ranks} ranks", ["epoch", "loss", "AUC", "time"], rows)
+    return result
+
+
+def verify_on_rank(group: Group, tables: Any, batches: Any, cases: list[Case]) -> list[dict[str, torch.Tensor]]:
+    """Train every case on this rank; rank 0 returns whole tables. Collective."""
+    found = [run_case(group, tables, batches, case) for case in cases]
+    return found if group.rank == 0 else []
+
+
+def _verify(args: argparse.Namespace) -> dict[str, Any]:
+    sizes = [int(n) for n in args.ranks.split(",")]
+    data = load_clicks(args.dataset)
+    tables = data.tables(args.width)
+    global_batches = [
+        b.features for _, b in zip(range(args.steps), data.batches(args.batch_size, seed=0), strict=False)
+    ]
+    num_rows = sum(t.num_embeddings for t in tables)
+    hot = (0, 1, int(num_rows**0.5), num_rows)
+    optimizers = args.optimizers.split(",")
+    cases = [Case(h, p, o) for o in optimizers for h in hot for p in (False, True)]
+    expected = {name: reference_tables(tables, global_batches, Case(0, False, name)) for name in optimizers}
+    rows: list[dict[str, Any]] = []
+    with progress("comparing", len(sizes)) as advance:
+        for size in sizes:
+            found = launch.run_ranks(verify_on_rank, size, tables, global_batches, cases)[0]
+            for case, state in zip(cases, found, strict=True):
+                rows.append({"ranks": size, **asdict(case), **asdict(compare(state, expected[case.optimizer]))})
+            advance()
+    columns = ["optimizer", "ranks", "hot", "prefetch", "bitwise equal", "worst"]
+    cells = [
+        (r["optimizer"], r["ranks"], r["hot"], r["prefetch"], r["is_bitwise_equal"], f"{r['worst_relative']:.1e}")
+        for r in rows
+    ]
+    table("against one process with nn.EmbeddingBag", columns, cells)
+    result = {"equal": all(r["is_bitwise_equal"] for r in rows), "cases": rows}
+    if not result["equal"]:
+        bad = next(r for r in rows if not r["is_bitwise_equal"])
+        raise CheckFailedError(f"{bad['where']} differs by {bad['worst_relative']:.1e} in {bad}", result)
+    return result
+
+
+def measure_links(group: Group) -> Interconnect:
+    """Measure the interconnect of the ranks. Collective."""
+    return Interconnect.measure(group, budget_seconds=8.0)
+
+
+def _bench(args: argparse.Namespace) -> dict[str, Any]:
+    num_hosts, per_host = (int(n) for n in args.hosts.split("x"))
+    base = BenchJob("ours", args.dataset, args.batch_size, args.width, steps=args.steps)
+    hot = args.hot if args.hot == "auto" else int(args.hot)
+    rows: list[dict[str, Any]] = []
+    with ShapedHosts([per_host] * num_hosts, args.rate, timeout_seconds=120.0) as hosts:
+        net = hosts.run(measure_links)[0]
+        plans = {
+            "ours": bench_plan(base, net, hosts.world_size, 0.02, hot),
+            "no_prefetch": bench_plan(base, net, hosts.world_size, 0.02, hot, prefetch=False),
+        }
+        say(plans["ours"].explain())
+        for _ in range(args.repeats):
+            for system in args.systems.split(","):
+                if system not in SYSTEMS:
+                    raise input_error("--systems", system, f"some of {', '.join(SYSTEMS)}", "correct the name")
+                rows.append(_bench_system(hosts, replace(base, system=system, plan=plans.get(system)), args.batch_size))
+    columns = ["system", "step", "samples/s", "exposed", "sent per rank"]
+    cells = [
+        (
+            r["system"],
+            format_seconds(r["step_seconds"]),
+            f"{r['samples_per_second']:.0f}",
+            format_seconds(r["exposed_seconds"]) if "exposed_seconds" in r else "",
+            format_bytes(r["interface_bytes"]),
+        )
+        for r in rows
+    ]
+    table(f"{args.dataset}, {args.hosts} ranks, {args.rate:g} Mbit/s", columns, cells)
+    chosen = plans["ours"].chosen
+    own = next((r for r in rows if r["system"] == "ours"), None)
+    predicted = sum(chosen.sent_bytes.values()) + own["dense_bytes"] if chosen and own else None
+    if predicted and own:
+        say(f"ours: {format_bytes(predicted)} predicted per rank and step, rows and dense gradients together")
+    return {"rows": rows, "hot_rows": plans["ours"].num_hot_rows, "predicted_bytes": predicted}
+
+
+def _bench_system(hosts: ShapedHosts, job: BenchJob, batch_size: int) -> dict[str, Any]:
+    """Run one system; bytes are counted on the links, over all its steps."""
+    before = hosts.link_bytes()
+    results = hosts.run(bench_on_rank, job)
+    sent = [b["sent_bytes"] - a["sent_bytes"] for a, b in zip(before, hosts.link_bytes(), strict=True)]
+    slowest = max(results, key=lambda r: r["step_seconds"])
+    return {
+        **slowest,
+        "samples_per_second": batch_size * hosts.world_size / slowest["step_seconds"],
+        "interface_bytes": sum(sent) / hosts.world_size / (job.steps + job.warmup),
+    }
+
+
+def _convert(args: argparse.Namespace) -> dict[str, Any]:
+    if args.format == "criteo":
+        data = read_criteo_tsv(args.source, args.min_count)
+    elif args.format == "avazu":
+        data = read_avazu(args.source, args.min_count)
+    else:
+        data = read_npy_days(args.source, [int(day) for day in args.days.split(",")])
+    data.save(args.out)
+    result = {"samples": len(data), "fields": len(data.fields), "rows": sum(data.num_rows), "folder": args.out}
+    say(f"{result['samples']} samples, {result['fields']} fields, {result['rows']} rows -> {args.out}")
+    return result
+
+
+def _debias(args: argparse.Namespace) -> dict[str, Any]:
+    result = run_debias(DebiasJob(args.backbone, epochs=args.epochs, seed=args.seed))
+    columns = ["model", "recall@20", "NDCG@20", "popularity bias", "coverage"]
+    names = ("recall", "ndcg", "popularity_bias", "coverage")
+    cells = [(m, *(f"{result[m][n]:.4f}" for n in names)) for m in ("plain", "debiased")]
+    table(f"{args.backbone}, gamma {result['gamma']:g}, beta {result['beta']:g}", columns, cells)
+    return result
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

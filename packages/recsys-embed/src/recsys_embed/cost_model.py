@@ -1,0 +1,135 @@
+"""What a step costs for a given hot tier: pure functions from access probabilities and an interconnect.
+
+Symbols, per rank and step::
+
+    q      probability that one rank asks for a row in a step          u = 1 - (1 - q)^N   that any rank does
+    N      ranks            r = bytes of a row            f = (N - 1) / N, the part of rows that lives elsewhere
+    V      = sum over cold rows of q r f        rows that travel forward, and gradients that travel back
+    V_c    = sum over cold rows of q u r f      the part touched in two batches in a row: late rows, urgent gradients
+    I      = sum over cold rows of q b f        ids, b bytes each
+    A      = sum over hot rows of r             all-reduced every step
+    a(x), R(x)   measured seconds of an all-to-all and an all-reduce of x bytes
+    C      seconds of dense compute behind which traffic can hide
+
+    with pre-fetching      exposed = 2 a(V_c) + R(A) + max(0, 2 a(V - V_c) + a(I) - C)
+    without                exposed = 2 a(V) + a(I) + R(A)
+    work   = (p_c sum over cold q r + p_h sum over hot r) / G + ids / L,   G, L measured gather and relabel rates
+    step   = C + work + exposed
+
+Callers may not assume that a hot tier pays: with duplicates removed, all-reducing a row moves as many bytes as fetching
+it and returning its gradient with q = 1, so a tier wins where an all-reduce is cheaper per byte than an all-to-all, or
+where small messages and row work dominate.
+
+Where we differ from FEC: its tier size was a table indexed by batch size; ours follows from measurements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from core_kernels.interconnect import Interconnect
+from recsys_embed.plan import Candidate
+
+__all__ = ["Traffic", "Workload", "price", "traffic_of"]
+
+#: Times a row's bytes pass through memory: owner's read, buffer, pooling, summing, sending, merging, update.
+_COLD_PASSES, _HOT_PASSES = 8.0, 6.0
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Rows in descending order of popularity, as cumulated sums over groups of equally popular rows.
+
+    Attributes:
+        num_rows: Cumulated rows, from 0.
+        cold_bytes: Cumulated ``q r``; cold_critical: ``q u r``; requests: ``q``; row_bytes: ``r``; state_bytes: ``r``
+            plus states; accesses: accesses.
+        total_state_bytes: Rows and states of all tables, also of rows never seen.
+        ids: Ids per batch.
+    """
+
+    num_rows: np.ndarray
+    cold_bytes: np.ndarray
+    cold_critical: np.ndarray
+    requests: np.ndarray
+    row_bytes: np.ndarray
+    state_bytes: np.ndarray
+    accesses: np.ndarray
+    total_state_bytes: float
+    ids: float
+    world_size: int
+    id_bytes: int = 4
+
+    def hot(self, name: str, num_hot_rows: float) -> float:
+        """Return a cumulated sum over the hot rows."""
+        return float(np.interp(num_hot_rows, self.num_rows, getattr(self, name)))
+
+    def cold(self, name: str, num_hot_rows: float) -> float:
+        """Return a sum over the cold rows."""
+        return float(getattr(self, name)[-1]) - self.hot(name, num_hot_rows)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Payload bytes that leave a rank in one step."""
+
+    late_rows: float
+    free_rows: float
+    urgent_gradients: float
+    deferred_gradients: float
+    ids: float
+    hot: float
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the bytes by kind."""
+        return {
+            "late rows": self.late_rows,
+            "free rows": self.free_rows,
+            "urgent gradients": self.urgent_gradients,
+            "deferred gradients": self.deferred_gradients,
+            "ids": self.ids,
+            "hot": self.hot,
+        }
+
+
+def traffic_of(workload: Workload, num_hot_rows: float) -> Traffic:
+    """Return the predicted payload of one step."""
+    size = workload.world_size
+    elsewhere = (size - 1) / size
+    rows = workload.cold("cold_bytes", num_hot_rows) * elsewhere
+    critical = workload.cold("cold_critical", num_hot_rows) * elsewhere
+    ids = workload.cold("requests", num_hot_rows) * elsewhere * workload.id_bytes
+    hot = 2 * elsewhere * workload.hot("row_bytes", num_hot_rows)
+    return Traffic(critical, rows - critical, critical, rows - critical, ids, hot)
+
+
+def price(
+    workload: Workload, interconnect: Interconnect, num_hot_rows: int, dense_seconds: float, prefetch: bool
+) -> Candidate:
+    """Return what a step costs with the ``num_hot_rows`` most popular rows replicated."""
+    traffic = traffic_of(workload, num_hot_rows)
+    hot_bytes = workload.hot("row_bytes", num_hot_rows)
+    communicates = workload.world_size > 1
+
+    def all_to_all(num_bytes: float) -> float:
+        return interconnect.seconds("all_to_all", num_bytes) if communicates and num_bytes >= 1 else 0.0
+
+    reduce_seconds = interconnect.seconds("all_reduce", hot_bytes) if communicates and num_hot_rows else 0.0
+    if prefetch:
+        critical = all_to_all(traffic.late_rows) + all_to_all(traffic.urgent_gradients) + reduce_seconds
+        early = all_to_all(traffic.free_rows) + all_to_all(traffic.deferred_gradients) + all_to_all(traffic.ids)
+        hidden = min(early, dense_seconds)
+    else:
+        rows = all_to_all(traffic.late_rows + traffic.free_rows)
+        critical, early, hidden = 2 * rows + reduce_seconds, all_to_all(traffic.ids), 0.0
+    exposed = critical + early - hidden
+    passes = _COLD_PASSES * workload.cold("cold_bytes", num_hot_rows) + _HOT_PASSES * hot_bytes
+    work = passes / interconnect.rate("gather_bytes_per_second")
+    work += workload.ids / interconnect.rate("relabel_ids_per_second")
+    memory = workload.total_state_bytes / workload.world_size + workload.hot("state_bytes", num_hot_rows)
+    accesses = workload.hot("accesses", num_hot_rows) / max(float(workload.accesses[-1]), 1.0)
+    sent = {kind: value if communicates else 0.0 for kind, value in traffic.as_dict().items()}
+    total = dense_seconds + work + exposed
+    return Candidate(int(num_hot_rows), accesses, total, exposed, hidden, work, sent, memory)

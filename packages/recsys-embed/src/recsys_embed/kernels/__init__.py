@@ -1,0 +1,1 @@
+"""CPU kernels of the tiers, the exchange and the access statistics (Numba)."""
