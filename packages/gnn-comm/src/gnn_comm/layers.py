@@ -66,7 +66,7 @@ class EdgeIndexConv(nn.Module):
     """Call a convolution that takes ``((source rows, destination rows), edge_index)``, as PyTorch Geometric's do.
 
     Args:
-        conv: Such a convolution. It must not normalise by degrees it counts itself, since a block holds only some edges.
+        conv: Such a convolution. It must not count degrees itself, since a block holds only some edges.
     """
 
     def __init__(self, conv: nn.Module):

@@ -143,7 +143,7 @@ def _cheapest(
     """Estimate every planner that could win; straight messages win ties."""
     several_hosts = len(topology.hosts) > 1
     is_large = topology.num_devices > _MAX_FLAT_DEVICES and several_hosts
-    names = ["p2p", "hierarchical" if is_large else "spst"]
+    names = ["hierarchical" if is_large else "spst", "p2p"]
     if topology.num_devices <= _MAX_RING_DEVICES:
         names.append("ring")
     found: dict[str, Transfers] = {}
@@ -157,7 +157,7 @@ def _cheapest(
             continue
         considered[name] = estimate_transfers(found[name], topology, row_bytes).seconds
     if not found:
-        raise failures[-1]
+        raise failures[0]
     best = min(considered, key=considered.get)
     if "p2p" in considered and considered[best] >= _MIN_GAIN * considered["p2p"]:
         best = "p2p"

@@ -78,7 +78,7 @@ def _find() -> Topology:
 
 
 def processor_topology(num_devices: int) -> Topology:
-    """Describe ranks on the processors of this host: a switch with this host's measured copy rate and message latency.
+    """Describe ranks on the processors of this host: a switch with its measured copy rate and message latency.
 
     Args:
         num_devices: Number of ranks.
@@ -87,7 +87,10 @@ def processor_topology(num_devices: int) -> Topology:
     nodes = [*(Node(f"CPU{k}", "device") for k in range(num_devices)), Node("memory", "switch")]
     links = []
     for device in range(num_devices):
-        links += [Link(device, num_devices, "MEMORY", rate, latency), Link(num_devices, device, "MEMORY", rate, latency)]
+        links += [
+            Link(device, num_devices, "MEMORY", rate, latency),
+            Link(num_devices, device, "MEMORY", rate, latency),
+        ]
     return Topology("processors", tuple(nodes), tuple(links), source="measured copy rate and message latency")
 
 

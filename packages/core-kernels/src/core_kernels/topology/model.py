@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from core_kernels.errors import ArgumentError, argument_error
+from core_kernels.errors import ArgumentError
 from core_kernels.topology.routes import Routes, find_routes, max_flow
 
 __all__ = ["ContentionGroup", "Link", "Node", "Topology", "TopologyError", "UnreachablePairError"]
@@ -321,14 +321,14 @@ class Topology:
 def _check(topology: Topology) -> None:
     """Refuse a description that no planner could use."""
     kinds = [node.kind for node in topology.nodes]
+    for node in topology.nodes:
+        if node.kind not in NODE_KINDS:
+            raise TopologyError(f"node {node.name} has kind {node.kind!r}; expected one of {NODE_KINDS}; correct it")
     num_devices = kinds.count("device")
     if num_devices == 0:
         raise TopologyError("the topology holds no device; expected at least one node of kind 'device'; add one")
     if any(kind == "device" for kind in kinds[num_devices:]):
         raise TopologyError("devices must be the first nodes; reorder the nodes so that devices precede switches")
-    for node in topology.nodes:
-        if node.kind not in NODE_KINDS:
-            raise argument_error(f"kind of node {node.name}", node.kind, f"one of {NODE_KINDS}", "correct it")
     names = [node.name for node in topology.nodes]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)

@@ -129,10 +129,21 @@ class Forest:
         chunk, stage, sender, receiver = self.edges()
         last = np.zeros(self.problem.num_chunks, np.int64)
         np.maximum.at(last, chunk, stage)
-        # A tree may start at its release; what is left until the end is divided evenly among the waves.
+        # What is left until the end is divided evenly, by bytes, among the waves of each root.
         slack = np.maximum(num_stages - 1 - last, 0)
-        rank = generator.permutation(self.problem.num_chunks) / max(self.problem.num_chunks, 1)
-        delay = (rank * (slack + 1)).astype(np.int64)
+        order = generator.permutation(self.problem.num_chunks)
+        order = order[np.argsort(self.problem.root[order], kind="stable")]
+        num_bytes = np.cumsum(self.problem.num_bytes[order])
+        root = self.problem.root[order]
+        first = np.searchsorted(root, root, side="left")
+        total = (
+            num_bytes[np.searchsorted(root, root, side="right") - 1]
+            - (num_bytes - self.problem.num_bytes[order])[first]
+        )
+        so_far = num_bytes - self.problem.num_bytes[order] / 2 - (num_bytes - self.problem.num_bytes[order])[first]
+        rank = np.zeros(self.problem.num_chunks)
+        rank[order] = so_far / np.maximum(total, 1e-300)
+        delay = np.minimum((rank * (slack + 1)).astype(np.int64), slack)
         position = np.repeat(self._start, self._count) + ragged_arange(self._count)
         result._edges[position, 0] = (stage + delay[chunk]).astype(np.int16)
         result._add_all(chunk, stage + delay[chunk], sender, receiver)

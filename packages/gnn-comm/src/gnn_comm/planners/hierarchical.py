@@ -1,9 +1,10 @@
 """Plan trees in two levels: between hosts, then inside each host.
 
 Flat planning looks at every pair of devices for every chunk, which stops paying beyond a few hosts. Here (1) every
-host becomes one device of a small topology, and trees are grown between hosts; (2) stage by stage, each row that
-enters a host lands on one of the devices there that need it, the one whose route is least loaded so far; (3) inside
-each host, rows fan out from where they are, beside the traffic that the first two steps put on the host's links.
+host becomes one device of a small topology, and trees are grown between hosts and started in waves; (2) stage by
+stage, each row that enters a host lands on one of the devices there that need it, the one whose route is least
+loaded so far; (3) inside each host, rows fan out from where they are, beside the traffic that the first two steps
+put on the host's links.
 
 A row still crosses the network once per host at most. What is lost against flat planning is the joint choice of
 landing and fan-out.
@@ -19,14 +20,15 @@ from numba import njit
 from core_kernels.topology import Topology
 from gnn_comm.planners.chunks import Chunks, ragged_arange, split_classes
 from gnn_comm.planners.forest import TreeProblem
-from gnn_comm.planners.spst import grow_forest
+from gnn_comm.planners.spst import grow_forest, spread_forest
 from gnn_comm.requests import RequestClasses
 from gnn_comm.transfers import Transfers, transfers_of_chunks
 
 __all__ = ["plan_by_hosts"]
 
 _NUM_UNITS = 6000
-_NUM_HOST_CHUNKS = 2000
+_NUM_HOST_CHUNKS = 4000
+_FAN_OUT_DEPTH = 2
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,9 @@ def _group(key: np.ndarray, num_rows: np.ndarray, units: np.ndarray, num_chunks:
     """Put units of equal key together and cut each group into chunks of about equal rows."""
     key = np.ascontiguousarray(key)
     group = np.unique(key.view(f"V{key.shape[1] * key.itemsize}").ravel(), return_inverse=True)[1]
-    order = np.argsort(group, kind="stable")
+    # Shuffled, so that every chunk mixes the units (and so the devices) of its group.
+    order = np.random.default_rng(0).permutation(len(units))
+    order = order[np.argsort(group[order], kind="stable")]
     group, rows = group[order], num_rows[units[order]]
     ends = np.cumsum(rows)
     starts_group = np.ones(len(group), bool)
@@ -112,7 +116,7 @@ def _between_hosts(units: Chunks, topology: Topology, row_bytes: int, latency_se
     num_bytes = groups.num_rows * float(row_bytes)
     root = home[groups.first()]
     problem = TreeProblem(topology.between_hosts(), root, release, need_indptr, np.nonzero(need)[1], num_bytes)
-    return groups, grow_forest(problem, latency_seconds, seed).edges()
+    return groups, spread_forest(problem, latency_seconds, seed).edges()
 
 
 def _land(units, topology, between, edges, holder, ready, loads, row_bytes) -> list[tuple[np.ndarray, ...]]:
@@ -204,6 +208,6 @@ def _fan_out(units, topology, host, holder, ready, loads, row_bytes, latency_sec
         groups.num_rows * float(row_bytes),
         loads[:, links + shared],
     )
-    chunk, stage, sender, receiver = grow_forest(problem, latency_seconds, seed).edges()
+    chunk, stage, sender, receiver = grow_forest(problem, latency_seconds, seed, depth=_FAN_OUT_DEPTH).edges()
     unit, position = groups.expand(chunk)
     return [(unit, stage[position], devices[sender[position]], devices[receiver[position]])]

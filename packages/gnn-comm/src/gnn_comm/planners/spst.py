@@ -21,7 +21,7 @@ import numpy as np
 from core_kernels.topology import UnreachablePairError
 from gnn_comm.planners.forest import Forest, TreeProblem
 
-__all__ = ["MAX_STAGES", "grow_forest"]
+__all__ = ["MAX_STAGES", "grow_forest", "spread_forest"]
 
 MAX_STAGES = 16
 _DEPTH = 3
@@ -33,7 +33,12 @@ _FOLDED_PASSES_MANY, _STAGE_PASSES_MANY = (4, 5, 5, 6), (5, 6)
 
 
 def grow_forest(
-    problem: TreeProblem, latency_seconds: float, seed: int = 0, relays: bool = True, num_stages: int | None = None
+    problem: TreeProblem,
+    latency_seconds: float,
+    seed: int = 0,
+    relays: bool = True,
+    num_stages: int | None = None,
+    depth: int = _DEPTH,
 ) -> Forest:
     """Find one tree per chunk.
 
@@ -43,6 +48,7 @@ def grow_forest(
         seed: Of the random orders; the same seed gives the same forest.
         relays: Whether devices that need nothing may relay.
         num_stages: Number of stages to use; chosen by cost when left out.
+        depth: Stages a tree may take from its release, more where some device is farther.
 
     Returns:
         The forest with the least seconds over its stages, latency included; never worse than sending straight.
@@ -54,12 +60,12 @@ def grow_forest(
         return Forest(problem, 1, is_folded=False)
     generator = np.random.default_rng(seed)
     many = problem.num_chunks > _MANY_CHUNKS
-    folded = _grow_folded(problem, generator, relays, _FOLDED_PASSES_MANY if many else _FOLDED_PASSES)
-    depth = folded.num_stages
+    folded = _grow_folded(problem, generator, relays, _FOLDED_PASSES_MANY if many else _FOLDED_PASSES, depth)
+    least = folded.num_stages
     if num_stages is None:
-        candidates = _choose_stages(folded.cost_seconds(), depth, latency_seconds, 1 if many else 2)
+        candidates = _choose_stages(folded.cost_seconds(), least, latency_seconds, 1 if many else 2)
     else:
-        candidates = [max(num_stages, depth)]
+        candidates = [max(num_stages, least)]
     best = Forest.star(problem)
     for stages in candidates:
         forest = folded.spread(stages, generator)
@@ -70,10 +76,27 @@ def grow_forest(
     return best
 
 
-def _grow_folded(problem: TreeProblem, generator: np.random.Generator, relays: bool, passes: tuple[int, ...]) -> Forest:
+def spread_forest(problem: TreeProblem, latency_seconds: float, seed: int = 0) -> Forest:
+    """Find trees whose stages are only the first part of longer ways, and start them in even waves.
+
+    Here a tree that ends early is worth nothing by itself, but lets others begin: rows that have crossed between hosts
+    fan out while the next wave crosses. So waves are kept even, and not regrown for these trees alone.
+    """
+    if problem.num_chunks == 0:
+        return Forest(problem, 1, is_folded=False)
+    generator = np.random.default_rng(seed)
+    many = problem.num_chunks > _MANY_CHUNKS
+    folded = _grow_folded(problem, generator, True, _FOLDED_PASSES_MANY if many else _FOLDED_PASSES)
+    stages = _choose_stages(folded.cost_seconds(), folded.num_stages + _DEPTH - 1, latency_seconds, 1)[0]
+    return folded.spread(stages, generator)
+
+
+def _grow_folded(
+    problem: TreeProblem, generator: np.random.Generator, relays: bool, passes: tuple[int, ...], depth: int = _DEPTH
+) -> Forest:
     """Grow folded trees of the least depth that reaches every device."""
     release, num_devices = int(problem.release.max(initial=0)), problem.topology.num_devices
-    depth = min(_DEPTH, max(num_devices - 1, 1))
+    depth = min(depth, max(num_devices - 1, 1))
     while True:
         forest = Forest(problem, release + depth, is_folded=True)
         try:
