@@ -61,7 +61,8 @@ def _number_block(seeds, sources, table, unique, local):
 def _draw(pointers, indices, edge_ids, seeds, keys, draw, rows, sources, edges):
     run_ranges(
         _draw_rows, seeds.shape[0], array(rows), pointers, array(indices), array(edge_ids), array(seeds),
-        array(seeds if keys is None else keys), *draw, array(rows), array(sources), array(edges), indices.data_ptr(), unit=4,
+        array(seeds if keys is None else keys), *draw, array(rows), array(sources), array(edges), indices.data_ptr(),
+        unit=4,
     )  # fmt: skip
 
 
