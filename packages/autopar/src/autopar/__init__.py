@@ -8,13 +8,53 @@ from typing import TYPE_CHECKING, Any
 from autopar._version import __version__
 
 if TYPE_CHECKING:
+    from autopar.capture import fake_tensors, trace
+    from autopar.cluster import Cluster
+    from autopar.execution import ParallelModule, apply
     from autopar.frontier import Frontier
+    from autopar.operator_profile import measure_operators
+    from autopar.plan import Plan
+    from autopar.planner import mini_parallelism, profile, search, search_presets
     from autopar.problem import Problem
     from autopar.tracking import track
+    from autopar.verification import verify
 
-__all__ = ["Frontier", "Problem", "__version__", "track"]
+__all__ = [
+    "Cluster",
+    "Frontier",
+    "ParallelModule",
+    "Plan",
+    "Problem",
+    "__version__",
+    "apply",
+    "fake_tensors",
+    "measure_operators",
+    "mini_parallelism",
+    "profile",
+    "search",
+    "search_presets",
+    "trace",
+    "track",
+    "verify",
+]
 
-_HOME_OF_NAME = {"Frontier": "frontier", "Problem": "problem", "track": "tracking"}
+_HOME_OF_NAME = {
+    "Cluster": "cluster",
+    "Frontier": "frontier",
+    "ParallelModule": "execution",
+    "Plan": "plan",
+    "Problem": "problem",
+    "apply": "execution",
+    "fake_tensors": "capture",
+    "measure_operators": "operator_profile",
+    "mini_parallelism": "planner",
+    "profile": "planner",
+    "search": "planner",
+    "search_presets": "planner",
+    "trace": "capture",
+    "track": "tracking",
+    "verify": "verification",
+}
 
 
 def __getattr__(name: str) -> Any:

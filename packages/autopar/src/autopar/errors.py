@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from core_kernels.errors import ArgumentError
 
-__all__ = ["AutoparError", "InfeasibleError", "ProblemError"]
+__all__ = ["AutoparError", "CaptureError", "InfeasibleError", "PlanMismatchError", "ProblemError", "VerificationError"]
 
 
 class AutoparError(Exception):
@@ -12,8 +12,20 @@ class AutoparError(Exception):
 
 
 class ProblemError(AutoparError, ArgumentError):
-    """A problem, graph or option that cannot be searched."""
+    """A problem, graph, mesh or option that cannot be searched."""
+
+
+class CaptureError(AutoparError, ArgumentError):
+    """A module that cannot be captured, or has operators without a rule."""
 
 
 class InfeasibleError(AutoparError, ArgumentError):
     """No plan fits the budget; the message names the least memory possible."""
+
+
+class PlanMismatchError(AutoparError, ArgumentError):
+    """A plan made for another model, mesh or torch version."""
+
+
+class VerificationError(AutoparError, RuntimeError):
+    """An applied plan gave other numbers than one device, or other collectives than planned."""

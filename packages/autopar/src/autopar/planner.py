@@ -1,0 +1,363 @@
+"""The search for plans: every mesh of a cluster, every bound on the working set, one frontier.
+
+Memory that adds up (states, saved tensors) is tracked exactly. The working set does not add up, only its largest
+counts; so the search runs once for each bound on it with everything larger forbidden, adds the bound, and unites the
+frontiers. A frontier point's memory is therefore an upper bound that is reached when its largest operator fills the
+bound; the plan's own prediction is exact.
+
+Source: TensorOpt's search options (arXiv 2004.10856): ``mini_time``, ``mini_parallelism`` and profiling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from autopar.cluster import Cluster
+from autopar.errors import InfeasibleError, ProblemError
+from autopar.frontier import Frontier
+from autopar.graph import Graph, Operator
+from autopar.placement import Q, R, format_layout, parse_layout
+from autopar.plan import OperatorPlan, ParameterPlan, Plan, Prediction
+from autopar.schedule import Schedule
+from autopar.space import SearchSpace, Storage
+from autopar.tracking import track
+from core_kernels.console import format_bytes
+
+__all__ = ["PlanFrontier", "mini_parallelism", "profile", "search", "search_presets"]
+
+
+class PlanFrontier(Frontier):
+    """A frontier whose points are :class:`~autopar.plan.Plan`; memory in bytes."""
+
+    def __getitem__(self, index: int) -> Any:
+        index = range(len(self))[index]
+        if index not in self._points:
+            self._points[index] = self._choices_of(index)  # type: ignore[assignment]
+        return self._points[index]
+
+    def mini_time(self, memory: float | None = None) -> Any:
+        """Return the fastest plan that fits into ``memory`` bytes per device.
+
+        Raises:
+            InfeasibleError: Nothing fits; the message names the least memory possible and what binds it.
+        """
+        if memory is not None and len(self) and memory < self.memory[0]:
+            plan = self[0]
+            raise InfeasibleError(
+                f"memory={memory:g} is not feasible: the least memory of any plan is {self.memory[0]:g} bytes "
+                f"({format_bytes(self.memory[0])}), most of it for {plan.predicted.binding}; raise the budget, use more "
+                "devices or a smaller batch"
+            )
+        return super().mini_time(memory)
+
+    def save(self, path: str | Path) -> None:
+        """Write every plan into one JSON file."""
+        import json
+
+        Path(path).write_text(
+            json.dumps({
+                "schema": "autopar.plan_frontier",
+                "version": 1,
+                "exact": self.exact,
+                "memory": self.memory.tolist(),
+                "seconds": self.seconds.tolist(),
+                "plans": [plan.to_dict() for plan in self.points],
+            })
+            + "\n"
+        )  # fmt: skip
+
+    @classmethod
+    def load(cls, path: str | Path) -> PlanFrontier:
+        """Read a frontier written by :meth:`save`."""
+        import json
+
+        document = json.loads(Path(path).read_text())
+        if (document.get("schema"), document.get("version")) != ("autopar.plan_frontier", 1):
+            raise ProblemError(
+                f"{path} holds {document.get('schema')} version {document.get('version')}; expected "
+                "autopar.plan_frontier version 1; write it again with save"
+            )
+        plans = document["plans"]
+        return cls(
+            document["memory"], document["seconds"], lambda i: Plan.from_dict(plans[i]), document["exact"]  # type: ignore[arg-type, return-value]
+        )  # fmt: skip
+
+
+def search(
+    graph: Graph,
+    cluster: Cluster,
+    meshes: str | Sequence[Sequence[int]] = "all",
+    eps: float = 0.0,
+    constraints: dict[str, str] | None = None,
+    max_levels: int = 3,
+) -> PlanFrontier:
+    """Find the frontier of step time and memory per device.
+
+    Args:
+        graph: Captured step, from :func:`autopar.trace`.
+        cluster: The devices.
+        meshes: ``"all"`` for every mesh of one or two axes, or a list of meshes of all devices.
+        eps: 0 for the exact frontier; otherwise every exact point has one that is as fast with at most ``1 + eps``
+            times the memory.
+        constraints: Parameter name to the layout it must be stored in, such as ``{"head.weight": "S(0)"}``.
+        max_levels: Bounds on the working set to search under, per mesh.
+
+    Returns:
+        The frontier; its points are plans.
+
+    Raises:
+        ProblemError: A mesh that is not one of all devices, or an unknown parameter.
+        InfeasibleError: The constraints leave nothing.
+
+    >>> from autopar import Cluster, models, trace
+    >>> frontier = search(trace(*models.mlp(batch=64)), Cluster.preset("loopback-cpu"))
+    >>> len(frontier) > 1 and frontier[0].memory < frontier[-1].memory
+    True
+    """
+    keep = _constraint(graph, constraints or {})
+    spaces = [SearchSpace(graph, mesh, cluster, keep) for mesh in _read_meshes(cluster, meshes)]
+    return _search_spaces(spaces, eps, max_levels)
+
+
+def _read_meshes(cluster: Cluster, meshes: str | Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    if isinstance(meshes, str):
+        if meshes != "all":
+            raise ProblemError(f"meshes={meshes!r} is not valid: expected 'all' or a list of meshes; write [(2, 4)]")
+        return cluster.meshes()
+    found = [tuple(int(size) for size in mesh) for mesh in meshes]
+    for mesh in found:
+        if int(np.prod(mesh)) != cluster.num_devices or min(mesh, default=0) < 1:
+            raise ProblemError(
+                f"mesh {mesh} has {int(np.prod(mesh))} places; expected num_devices={cluster.num_devices}; choose one "
+                f"of {cluster.meshes()}, or resize the cluster"
+            )
+    return found
+
+
+def _constraint(graph: Graph, wanted: dict[str, str]) -> Callable[[str, Operator, object], bool] | None:
+    if not wanted:
+        return None
+    layouts = {name: parse_layout(text) for name, text in wanted.items()}
+    unknown = sorted(set(layouts) - {parameter.target for parameter in graph.parameters})
+    if unknown:
+        raise ProblemError(f"constraints name {unknown}; expected parameters of {graph.module_name}; check the names")
+    return lambda kind, operator, choice: (
+        kind != "storage" or operator.target not in layouts or choice.layout == layouts[operator.target]  # type: ignore[attr-defined]
+    )
+
+
+def _search_spaces(spaces: Iterable[SearchSpace], eps: float, max_levels: int) -> PlanFrontier:
+    found: list[tuple[SearchSpace, Frontier, float]] = []
+    for space in spaces:
+        for level in space.working_levels(max_levels):
+            found.append((space, track(space.problem(level), eps), level))
+    if not any(len(frontier) for _, frontier, _ in found):
+        raise InfeasibleError("no plan meets the constraints on any mesh; drop a constraint, or allow more meshes")
+    memory = np.concatenate([frontier.memory + level for _, frontier, level in found])
+    seconds = np.concatenate([frontier.seconds for _, frontier, _ in found])
+    source = np.repeat(np.arange(len(found)), [len(frontier) for _, frontier, _ in found])
+    place = np.concatenate([np.arange(len(frontier)) for _, frontier, _ in found])
+    order = np.lexsort((seconds, memory))
+    kept = order[np.minimum.accumulate(np.append(np.inf, seconds[order]))[:-1] > seconds[order]]
+
+    def plan_at(index: int) -> Any:
+        space, frontier, _ = found[source[kept[index]]]
+        point = frontier[int(place[kept[index]])]
+        return plan_of(space, point.choices, float(memory[kept[index]]))
+
+    exact = all(frontier.exact for _, frontier, _ in found)
+    return PlanFrontier(memory[kept], seconds[kept], plan_at, exact)
+
+
+def plan_of(space: SearchSpace, choices: Sequence[int], memory: float | None = None) -> Plan:
+    """Return the plan that an assignment of choices stands for."""
+    graph, mesh = space.graph, space.mesh
+    picked = [variable.choices[choice] for variable, choice in zip(space.variables, choices, strict=True)]
+    delivered = {
+        variable.operator: format_layout(choice)  # type: ignore[arg-type]
+        for variable, choice in zip(space.variables, picked, strict=True)
+        if variable.kind == "delivery"
+    }
+    operators: dict[str, OperatorPlan] = {}
+    storages: dict[int, Storage] = {}
+    for variable, choice in zip(space.variables, picked, strict=True):
+        operator, shared = graph.operators[variable.operator], delivered.get(variable.operator, "")
+        if variable.kind == "operator":
+            inputs = tuple(format_layout(layout) for layout in choice.inputs)  # type: ignore[union-attr]
+            output = format_layout(choice.output)  # type: ignore[union-attr]
+            operators[operator.name] = OperatorPlan(operator.kind, operator.module, inputs, output, shared)
+        elif variable.kind == "storage":
+            storages[variable.operator] = choice  # type: ignore[assignment]
+            if shared:
+                stored = format_layout(choice.layout)  # type: ignore[union-attr]
+                operators[operator.name] = OperatorPlan(operator.kind, operator.module, (), stored, shared)
+    parameters = _parameter_plans(space, storages, operators)
+    schedule = Schedule.of(graph, mesh, operators, parameters)
+    predicted = _predict(space, choices, storages, schedule)
+    return Plan(
+        graph.module_name, graph.fingerprint, torch.__version__, mesh,
+        float(predicted.memory_bytes) if memory is None else memory, predicted.seconds, operators, parameters, predicted,
+    )  # fmt: skip
+
+
+def _parameter_plans(
+    space: SearchSpace, storages: dict[int, Storage], operators: dict[str, OperatorPlan]
+) -> dict[str, ParameterPlan]:
+    graph, readers = space.graph, space.graph.consumers()
+    plans = {}
+    for position, storage in storages.items():
+        leaf = graph.operators[position]
+        if leaf.kind not in ("parameter", "buffer"):
+            continue
+        uses = {operators[graph.operators[reader].name].inputs[slot] for reader, slot in readers[position]}
+        stored = format_layout(storage.layout)
+        plans[leaf.target] = ParameterPlan(stored, " and ".join(sorted(uses)) or stored, storage.drop)
+    return plans
+
+
+def _predict(
+    space: SearchSpace, choices: Sequence[int], storages: dict[int, Storage], schedule: Schedule
+) -> Prediction:
+    graph, mesh = space.graph, space.mesh
+    memory, communication, computing = 0.0, 0.0, 0.0
+    held: dict[str, float] = {}
+    for variable, choice in zip(space.variables, choices, strict=True):
+        bytes_here, seconds = variable.costs[choice]
+        memory += bytes_here
+        computing += seconds
+        operator = graph.operators[variable.operator]
+        held[operator.target or operator.name] = held.get(operator.target or operator.name, 0.0) + bytes_here
+    for edge in space.edges:
+        bytes_here, seconds = edge.costs[choices[edge.source], choices[edge.target]]
+        memory += bytes_here
+        communication += seconds
+        operator = graph.operators[space.variables[edge.source].operator]
+        held[operator.target or operator.name] += bytes_here
+    parameters = buffers = 0
+    for position, storage in storages.items():
+        leaf = graph.operators[position]
+        stored = leaf.output.num_bytes // int(
+            np.prod([size for form, size in zip(storage.layout, mesh, strict=True) if form >= 0], initial=1)
+        )
+        parameters += stored if leaf.kind == "parameter" else 0
+        buffers += stored if leaf.kind == "buffer" else 0
+    states = int(parameters * space.graph.state_factor)
+    working = schedule.working_bytes(space.cluster)
+    binding = max(held, key=held.__getitem__)
+    if working > held[binding]:
+        binding = "the working set of one operator"
+    saved = round(memory) - 2 * parameters - states - buffers
+    return Prediction(
+        parameters, states, buffers, saved, working, computing, communication, schedule.counted_messages(), binding
+    )
+
+
+# -- presets and other ways to ask ------------------------------------------------------------------------------------
+
+
+def search_presets(
+    graph: Graph, cluster: Cluster, eps: float = 0.0, names: Sequence[str] = ("data", "fsdp", "tensor")
+) -> dict[str, Plan]:
+    """Return the fastest plan of each usual scheme on a mesh of one axis.
+
+    ``data``: parameters whole on every device, work split. ``fsdp``: parameters stored split, gathered for each use and
+    dropped. ``tensor``: parameters never move, samples are not split. All are points of the space :func:`search` looks
+    through, so its frontier is never worse. A scheme that the model's shapes forbid is left out.
+    """
+    mesh = (cluster.num_devices,)
+    plans = {}
+    for name in names:
+        space = SearchSpace(graph, mesh, cluster, _PRESETS[name], gathers_parameters=name == "fsdp")
+        frontier = track(space.problem(), eps)
+        if len(frontier):
+            plans[name] = plan_of(space, frontier[-1].choices)
+    return plans
+
+
+def _parameters_of(operator: Operator, choice: Any) -> list[tuple[int, ...]]:
+    """Return the layouts in which an operator takes parameters."""
+    names = [source.name for source in operator.node.all_input_nodes]
+    infos = zip(operator.input_info, choice.inputs, strict=True)
+    return [layout for (_, layout), name in zip(infos, names, strict=False) if name.startswith("p_")]
+
+
+def _data_parallel(kind: str, operator: Operator, choice: Any) -> bool:
+    if kind == "storage":
+        return operator.kind != "parameter" or all(form == R for form in choice.layout)
+    if kind == "operator":
+        return all(form in (R, Q) for layout in _parameters_of(operator, choice) for form in layout)
+    return True
+
+
+def _fully_sharded(kind: str, operator: Operator, choice: Any) -> bool:
+    if kind == "storage" and operator.kind == "parameter":
+        return choice.drop or len(operator.output.shape) < 2
+    return _data_parallel(kind, operator, choice) if kind == "operator" else True
+
+
+def _tensor_parallel(kind: str, operator: Operator, choice: Any) -> bool:
+    if kind != "operator" or not operator.output.shape:
+        return True
+    is_data = [not source.name.startswith("p_") for source in operator.node.all_input_nodes]
+    forms = [layout for layout, data in zip(choice.inputs, is_data, strict=False) if data]
+    return all(form != 0 for layout in [*forms, choice.output] for form in layout) or operator.kind == "flatten"
+
+
+_PRESETS: dict[str, Callable[[str, Operator, Any], bool]] = {
+    "data": _data_parallel,
+    "fsdp": _fully_sharded,
+    "tensor": _tensor_parallel,
+}
+
+
+def profile(graph: Graph, cluster: Cluster, parallelism: Iterable[int], eps: float = 0.01) -> dict[int, PlanFrontier]:
+    """Return the frontier for each number of devices, without running anything.
+
+    Args:
+        graph: Captured step.
+        cluster: The machine; its number of devices is replaced.
+        parallelism: Numbers of devices, such as ``range(1, 9)``.
+        eps: As in :func:`search`.
+    """
+    return {count: search(graph, replace(cluster, num_devices=count), eps=eps) for count in parallelism}
+
+
+def mini_parallelism(
+    graph: Graph, cluster: Cluster, memory: float | None = None, seconds: float | None = None, eps: float = 0.01
+) -> Plan:
+    """Return the plan with the fewest devices that fits, and the fastest of those.
+
+    Args:
+        graph: Captured step.
+        cluster: The machine; up to its number of devices are used.
+        memory: Bytes per device; the cluster's own when left out.
+        seconds: Longest step allowed; no limit when left out.
+        eps: As in :func:`search`.
+
+    Every number is tried in turn, because divisibility makes feasibility jump.
+
+    Raises:
+        InfeasibleError: Even all devices do not suffice.
+    """
+    budget = cluster.memory_bytes if memory is None else memory
+    if not budget > 0:
+        raise ProblemError(f"memory={budget} is not valid: expected bytes per device; pass memory=...")
+    least, fastest = np.inf, np.inf
+    for count, frontier in ((n, profile(graph, cluster, [n], eps)[n]) for n in range(1, cluster.num_devices + 1)):
+        least = min(least, frontier.memory[0])
+        if frontier.memory[0] <= budget:
+            plan = frontier.mini_time(budget)
+            fastest = min(fastest, plan.seconds)
+            if seconds is None or plan.seconds <= seconds:
+                assert int(np.prod(plan.mesh)) == count
+                return plan
+    raise InfeasibleError(
+        f"memory={budget:g} and seconds={seconds} are not feasible on up to {cluster.num_devices} devices: the least "
+        f"memory is {least:g} bytes, the fastest plan that fits takes {fastest:g} s; relax one or add devices"
+    )
