@@ -1,0 +1,53 @@
+"""Errors of elastic-train: what was wrong, what was expected with numbers put in, what to do."""
+
+from __future__ import annotations
+
+from core_kernels.errors import CoreKernelsError, argument_error
+
+__all__ = [
+    "ElasticError",
+    "FencedError",
+    "InputError",
+    "JobStateError",
+    "StateMismatchError",
+    "StoreError",
+    "WorkerLostError",
+    "input_error",
+]
+
+
+class ElasticError(CoreKernelsError):
+    """Base class of all errors raised by elastic-train."""
+
+
+class InputError(ElasticError, ValueError):
+    """An argument has a value that cannot be used."""
+
+
+class StoreError(ElasticError, RuntimeError):
+    """The key-value store of a job cannot be reached or refuses a request."""
+
+
+class JobStateError(ElasticError, RuntimeError):
+    """A job is not in the state that a request needs: its id is taken, or another change is under way."""
+
+
+class FencedError(ElasticError, RuntimeError):
+    """A leader acted after another one was elected; what it wanted did not happen."""
+
+
+class StateMismatchError(ElasticError, ValueError):
+    """The state of a newcomer has other names, shapes or types than that of the running job."""
+
+
+class WorkerLostError(ElasticError, RuntimeError):
+    """Workers were lost and the job cannot go on with those that are left."""
+
+
+def input_error(name: str, value: object, expected: str, remedy: str) -> InputError:
+    """Build the three-part message for a bad argument.
+
+    >>> str(input_error("min_workers", 0, "at least 1", "ask for a worker"))
+    'min_workers=0 is not valid: expected at least 1; ask for a worker'
+    """
+    return InputError(str(argument_error(name, value, expected, remedy)))
