@@ -81,7 +81,7 @@ def check_bounds_mode(bounds: str) -> bool:
 
 
 def feature_matrix(x: Tensor) -> Tensor:
-    """Return ``x`` [rows, *features] as a matrix [rows, width]; a vector becomes one column."""
+    """Return ``x`` [rows, ...] as a matrix [rows, width]; a vector becomes one column."""
     if x.dim() == 2:
         return x
     width = 1

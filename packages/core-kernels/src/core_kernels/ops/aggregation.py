@@ -48,8 +48,8 @@ def spmm(
         ArgumentTypeError: A dtype is not floating point, or weight and rows differ in it.
 
     Shapes:
-        ``x`` [num_src, *features], ``weight`` [num_edges] or [num_edges, heads] with x [num_src, heads, *features];
-        returns [num_dst, *features] (with heads where x has them).
+        ``x`` [num_src, ...], ``weight`` [num_edges] or [num_edges, heads] with x [num_src, heads, ...];
+        returns [num_dst, ...] (with heads where x has them).
 
     Cost: reads ``num_edges`` rows; writes ``num_dst`` rows.
 

@@ -35,7 +35,7 @@ def gather(x: Tensor, index: Tensor, out: Tensor | None = None, bounds: str = "e
         ArgumentError: An index outside the rows, a wrong ``out``.
         ArgumentTypeError: ``index`` is not of integers.
 
-    Shapes: ``x`` [rows, *features], ``index`` [n] -> [n, *features].
+    Shapes: ``x`` [rows, ...], ``index`` [n] -> [n, ...].
 
     Cost: reads and writes n rows.
 
@@ -84,7 +84,7 @@ def scatter_add(x: Tensor, index: Tensor, num_rows: int, bounds: str = "error") 
         ArgumentError: An index outside ``[0, num_rows)``, or another number of indices than rows.
         ArgumentTypeError: Wrong dtypes.
 
-    Shapes: ``x`` [n, *features], ``index`` [n] -> [num_rows, *features].
+    Shapes: ``x`` [n, ...], ``index`` [n] -> [num_rows, ...].
 
     Determinism: summed in ascending order of position, on any number of threads.
 

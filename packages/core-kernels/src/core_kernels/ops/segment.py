@@ -36,7 +36,7 @@ def segment_reduce(x: Tensor, indptr: Tensor, reduce: str = "sum") -> Tensor:
         ArgumentTypeError: Wrong dtypes.
 
     Shapes:
-        ``x`` [rows, *features], ``indptr`` [segments + 1] -> [segments, *features].
+        ``x`` [rows, ...], ``indptr`` [segments + 1] -> [segments, ...].
 
     Determinism: bitwise repeatable, forward and backward.
 
