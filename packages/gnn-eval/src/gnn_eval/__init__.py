@@ -7,6 +7,7 @@ from gnn_eval.evaluation import evaluate, score_links
 from gnn_eval.out_of_core import StoredGraph, convert
 from gnn_eval.plan import Plan
 from gnn_eval.planner import compile
+from gnn_eval.registry import LayerSpec, register
 
 __all__ = [
     "Bipartite",
@@ -14,6 +15,7 @@ __all__ = [
     "EvaluationArgumentError",
     "GnnEvalError",
     "InexactPlanError",
+    "LayerSpec",
     "Plan",
     "StoredGraph",
     "UnsupportedModelError",
@@ -21,5 +23,6 @@ __all__ = [
     "compile",
     "convert",
     "evaluate",
+    "register",
     "score_links",
 ]

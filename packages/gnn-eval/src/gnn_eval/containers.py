@@ -16,7 +16,18 @@ import torch
 
 from gnn_eval.errors import EvaluationArgumentError
 
-__all__ = ["Bipartite", "Blocks", "Slot", "as_edge_index", "fill", "is_adjacency", "take_apart"]
+__all__ = [
+    "Bipartite",
+    "Blocks",
+    "GraphSlot",
+    "Slot",
+    "TracedGraph",
+    "as_edge_index",
+    "fill",
+    "is_adjacency",
+    "take_apart",
+    "takes_graph",
+]
 
 Path = tuple[Any, ...]
 
@@ -33,6 +44,26 @@ class _Count:
     """The place of a number of nodes in a skeleton."""
 
     node_type: str
+
+
+@dataclass(frozen=True)
+class GraphSlot:
+    """The place of a graph whose edges are tensor number ``index``."""
+
+    index: int
+
+
+@dataclass
+class TracedGraph:
+    """Stands for a graph while a model is traced: its edges, and its number of nodes.
+
+    Args:
+        edges: ``[2, num_edges]``.
+        num_nodes: Number of nodes.
+    """
+
+    edges: torch.Tensor
+    num_nodes: Any
 
 
 @dataclass(frozen=True)
@@ -108,6 +139,9 @@ def take_apart(value: Any, path: Path = ()) -> tuple[Any, list[tuple[Path, torch
             item = item.as_tensor() if hasattr(item, "as_tensor") else item
             leaves.append((path, item))
             return Slot(len(leaves) - 1)
+        if isinstance(item, TracedGraph) or _is_graph(item):
+            edges = item.edges if isinstance(item, TracedGraph) else item.edge_index()
+            return GraphSlot(walk(edges, (*path, "edge_index")).index)
         if isinstance(item, Blocks):
             slot = walk(item.edge_index, (*path, "edge_index"))
             return [(slot, None, (_Count("node"), _Count("node")))] * item.num_layers
@@ -133,6 +167,8 @@ def fill(skeleton: Any, tensors: list[torch.Tensor], count: Callable[[str], Any]
     def walk(item: Any) -> Any:
         if isinstance(item, Slot):
             return tensors[item.index]
+        if isinstance(item, GraphSlot):
+            return _graph_from(tensors[item.index], count)
         if isinstance(item, _Count):
             return count(item.node_type)
         if isinstance(item, _Object):
@@ -150,6 +186,31 @@ def fill(skeleton: Any, tensors: list[torch.Tensor], count: Callable[[str], Any]
         return item
 
     return walk(skeleton)
+
+
+def takes_graph(skeleton: Any) -> bool:
+    """Whether a call has a graph object among its arguments."""
+    if isinstance(skeleton, GraphSlot):
+        return True
+    parts = skeleton.values() if isinstance(skeleton, dict) else skeleton
+    return isinstance(skeleton, (dict, list, tuple)) and any(takes_graph(part) for part in parts)
+
+
+def _is_graph(item: Any) -> bool:
+    return hasattr(item, "indptr") and hasattr(item, "num_src") and callable(getattr(item, "edge_index", None))
+
+
+def _graph_from(edges: Any, count: Callable[[str], Any]) -> Any:
+    """Return a graph of the edges, its stand-in while they are traced, or what was put into the slot ready-made."""
+    if not isinstance(edges, torch.Tensor):
+        return edges
+    from torch._subclasses import FakeTensor
+
+    if isinstance(edges, FakeTensor):
+        return TracedGraph(edges, count("node"))
+    from core_kernels import Graph
+
+    return Graph.from_edge_index(edges, count("node"))
 
 
 def _entries(data: Any) -> list[tuple[Path, Any]]:

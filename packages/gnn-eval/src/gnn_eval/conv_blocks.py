@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from core_kernels import Block as CoreBlock
 from gnn_eval.block import Block
 from gnn_eval.containers import fill, take_apart
 from gnn_eval.frontends.opaque import conv_call
 from gnn_eval.hoisting import StructureEvaluator
 from gnn_eval.lowering import EdgeSet, Step
-from gnn_eval.program import Program
+from gnn_eval.program import Program, Value
 
 __all__ = ["make_conv"]
 
@@ -27,7 +28,7 @@ def make_conv(program: Program, step: Step, structure: StructureEvaluator) -> Ca
     """Return the action of a conv step."""
     value = program[step.name]
     call = conv_call(value.kwargs["call"])
-    module = structure.model.get_submodule(call.path)
+    function = call.function or structure.model.get_submodule(call.path)
     tensors, output, destination = value.args[0], value.kwargs["output"], value.kwargs["destination"]
     constants = {
         place: structure[ref.name] for place, ref in enumerate(tensors) if program[ref.name].type.space is None
@@ -40,6 +41,8 @@ def make_conv(program: Program, step: Step, structure: StructureEvaluator) -> Ca
         for rows in [value.kwargs["rows"][f"{place}.1"]]
     }
 
+    join = torch.cat if call.takes_graph else _with_extra_rows
+    degrees = {place: _degrees(structure, value, place) for place in edges} if call.takes_graph else {}
     in_order = sorted(enumerate(call.roles), key=lambda item: item[1][0] == "relation")
     empty_edges = [torch.empty(2, 0, dtype=torch.int64)] * len(call.roles)
 
@@ -51,16 +54,19 @@ def make_conv(program: Program, step: Step, structure: StructureEvaluator) -> Ca
                 filled[place] = constants[place]
             elif role[0] == "node":
                 parts = [slots[step.inputs[k]] for k in (f"{place} range", f"{place} sources") if k in step.inputs]
-                filled[place] = _with_extra_rows(parts) if parts else empty[place]
+                filled[place] = join(parts) if parts else empty[place]
             elif role[0] == "edge":
                 slot = step.inputs.get(f"{place} edges")
-                filled[place] = empty[place] if slot is None else _with_extra_rows([slots[slot]])
+                filled[place] = empty[place] if slot is None else join([slots[slot]])
+            elif call.takes_graph:
+                filled[place] = _graph_block(block, *edges[place], degrees[place])
             elif place in edges:
                 last = [filled[role[1]].size(0) - 1, filled[role[2]].size(0) - 1]
                 filled[place] = _local_edges(block, *edges[place], role[1] == destination, last)
         args, kwargs = fill(call.skeleton, filled, lambda _: None)
-        _, leaves = take_apart(module(*args, **kwargs))
-        return leaves[output][1][1 : 1 + num_rows]
+        _, leaves = take_apart(function(*args, **kwargs))
+        first = 0 if call.takes_graph else 1
+        return leaves[output][1][first : first + num_rows]
 
     return run
 
@@ -71,6 +77,29 @@ def _local_edges(block: Block, edge_set: EdgeSet, source: str, is_square: bool, 
         local = _place_of_sources(block, edge_set, source)[local]
     inner = torch.stack([local + 1, block.edges[edge_set].rows_of_edges() + 1])
     return torch.cat([torch.zeros(2, 1, dtype=torch.int64), inner, torch.tensor(last).view(2, 1)], 1)
+
+
+def _degrees(structure: StructureEvaluator, value: Value, place: int) -> tuple[Tensor, Tensor]:
+    """Return in-degrees and out-degrees of the full graph."""
+    rows = value.kwargs["rows"]
+    num_nodes = structure.count_of(value.type.space)
+    into, out_of = (structure[rows[f"{place}.{side}"].name] for side in (1, 0))
+    return torch.bincount(into, minlength=num_nodes), torch.bincount(out_of, minlength=num_nodes)
+
+
+def _graph_block(block: Block, edge_set: EdgeSet, source: str, degrees: tuple[Tensor, Tensor]) -> CoreBlock:
+    chosen, edges = block.destinations, block.edges[edge_set]
+    own = torch.arange(chosen.start, chosen.stop) if chosen.ids is None else chosen.ids
+    ids = torch.cat([own, block.sources[block.spaces[(edge_set, source)]]])
+    return CoreBlock(
+        edges.indptr,
+        _place_of_sources(block, edge_set, source)[block.local[(edge_set, source)].long()],
+        src_ids=ids,
+        dst_ids=own,
+        global_in_degrees=degrees[0][own],
+        global_out_degrees=degrees[1][ids],
+        validate=False,
+    )
 
 
 def _place_of_sources(block: Block, edge_set: EdgeSet, source: str) -> Tensor:

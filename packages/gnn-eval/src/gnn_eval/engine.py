@@ -197,7 +197,7 @@ class Engine:
         workspace, meter = self._options.workspace, PeakMeter()
         if workspace is not None:
             start = max(start, workspace.done_rows(place))
-        in_list_order = batcher.takes_all and self._options.group is None and not runner.is_fused and start == 0
+        in_list_order = batcher.takes_all and self._options.group is None and not runner.needs_groups and start == 0
         end = stop
         limit = batcher.num_rows
         measure = self._options.memory_bytes is not None

@@ -54,6 +54,7 @@ class StageRunner:
         self._given_stage = stage
         self.stage = fuse_stage(program, stage) if fuse else stage
         self.is_fused = self.stage is not stage
+        self.needs_groups = self.is_fused or any(step.action == "conv" for step in stage.steps)
         self.program = self._program = program
         self._stores, self._structure = stores, structure
         self.actions = [(step, self._maker(step)) for step in self.stage.steps]

@@ -217,6 +217,12 @@ class _Lowering:
                 self._stage.edge_sets.setdefault(EdgeSet(space, grouping), {})[source] = source_space
                 inputs[f"{role[1]} sources"] = self._need(tensors[role[1]].name, Rows("source", source_space))
         inputs[f"{destination} range"] = self._need(tensors[destination].name, rows)
+        if call.takes_graph:
+            for place, role in enumerate(call.roles):
+                if role[0] == "node":
+                    inputs[f"{place} range"] = self._need(tensors[place].name, rows)
+                    if not call.at_destinations_only(place):
+                        inputs[f"{place} sources"] = self._need(tensors[place].name, Rows("source", rows.space))
         for place, role in enumerate(call.roles):
             if role[0] == "edge" and role[1] in groupings:
                 inputs[f"{place} edges"] = self._need(tensors[place].name, Rows("edge", *groupings[role[1]]))

@@ -8,11 +8,13 @@ from typing import Any
 
 from torch import nn
 
+from gnn_eval.containers import takes_graph
 from gnn_eval.errors import EvaluationArgumentError, UnsupportedModelError
-from gnn_eval.frontends import export, opaque
+from gnn_eval.frontends import export, opaque, vertex
 from gnn_eval.lowering import lower
 from gnn_eval.model_call import ModelCall, bind_call
 from gnn_eval.plan import Compiled, Plan
+from gnn_eval.registry import spec_of
 from gnn_eval.simplify import simplify
 from gnn_eval.stages import Levels, later_uses
 from gnn_eval.storage import choose_stored
@@ -98,6 +100,11 @@ def _compile_first_that_works(model: nn.Module, call: ModelCall, frontend: str, 
 
 
 def _captures(frontend: str, model: nn.Module, call: ModelCall) -> Any:
+    if takes_graph(call.skeleton):
+        yield "vertex", lambda: vertex.capture(model, call)
+        return
+    if any(spec_of(module) is not None for module in model.modules()):
+        yield "fx", lambda: opaque.capture(model, call, only_needed=True)
     if frontend != "fx":
         yield "export", lambda: export.capture(model, call)
     if frontend != "export":

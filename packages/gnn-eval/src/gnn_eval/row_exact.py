@@ -47,9 +47,9 @@ def depends_on_position(program: Program, value: Value) -> bool:
     """Whether some operand has rows that are not a multiple of 16 bytes wide."""
     for name in value.refs():
         operand = program[name]
-        if operand.shape and operand.dtype is not None and not operand.shape[-1].terms:
-            if operand.shape[-1].constant * operand.dtype.itemsize % _ALIGNED_BYTES:
-                return True
+        is_matrix = bool(operand.shape) and operand.dtype is not None and not operand.shape[-1].terms
+        if is_matrix and operand.shape[-1].constant * operand.dtype.itemsize % _ALIGNED_BYTES:
+            return True
     return False
 
 

@@ -186,8 +186,8 @@ def _full_forward(model: nn.Module, call: ModelCall) -> list[Tensor]:
             return flat(*call.tensors)
     except Exception as error:
         raise EvaluationArgumentError(
-            f"{type(model).__name__} fails on a subgraph of {call.counts()}: {error}; a plan can only be verified for a "
-            "model that accepts graphs of any size; pass verify=False to skip this"
+            f"{type(model).__name__} fails on a subgraph of {call.counts()}: {error}; a plan can only be verified for "
+            "a model that accepts graphs of any size; pass verify=False to skip this"
         ) from error
 
 

@@ -65,6 +65,8 @@ class FlatModel(nn.Module):
 def copy_sharing_parameters(model: nn.Module) -> nn.Module:
     """Copy the modules of ``model`` without its tensors' memory, and forget what layers have cached of a graph."""
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    for module in model.modules():  # programs hold locks, and are never changed
+        shared |= {id(part): part for part in vars(module).values() if type(part).__name__ == "VertexProgram"}
     copied = copy.deepcopy(model, shared)
     for module in copied.modules():
         for name in ("_cached_edge_index", "_cached_adj_t", "_cached_x", "_cached_h"):

@@ -18,13 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gnn_eval.containers import fill, take_apart
+from gnn_eval.containers import GraphSlot, fill, take_apart
 from gnn_eval.errors import UnsupportedModelError
 from gnn_eval.frontends import export
 from gnn_eval.model_call import ModelCall
 from gnn_eval.program import Program, Ref, Value
+from gnn_eval.registry import spec_of
 
-__all__ = ["ConvCall", "capture", "conv_call"]
+__all__ = ["ConvCall", "call_whole", "capture", "conv_call", "hide", "with_conv_values"]
 
 _NEED_OPAQUE = ("RGCNConv", "HGTConv", "ClusterGCNConv", "RGATConv", "FastHGTConv", "HEATConv", "SuperGATConv")
 _NEED_OPAQUE_AGGREGATIONS = ("LSTMAggregation", "MedianAggregation", "QuantileAggregation", "SortAggregation")
@@ -43,6 +44,8 @@ class ConvCall:
             or ``("const",)``; keys and relations are positions in the list of tensors.
         result: Skeleton of what the module returns.
         outputs: Of each tensor returned, the position of the node tensor whose rows it has, and its trailing shape.
+        takes_graph: Whether it is called with a block in place of an edge list.
+        function: What is called, if it is not a module of the model.
     """
 
     path: str
@@ -51,6 +54,12 @@ class ConvCall:
     roles: list[tuple]
     result: Any
     outputs: list[tuple[int, tuple[int, ...]]]
+    takes_graph: bool = False
+    function: Callable[..., Any] | None = None
+
+    def at_destinations_only(self, place: int) -> bool:
+        """Whether a node tensor of a vertex program is read at destinations only."""
+        return self.roles[place][0] == "node" and len(self.roles[place]) > 2
 
 
 @torch.library.custom_op("gnn_eval::opaque_conv", mutates_args=())
@@ -87,37 +96,48 @@ def capture(model: nn.Module, call: ModelCall, only_needed: bool) -> tuple[Progr
         for path, module in copied.named_modules():
             if _is_conv(module) and (not only_needed or _needs_opaque(module)):
                 hidden.append(path)
-                _hide(module, path)
+                hide(module, path)
         if not hidden:
             raise UnsupportedModelError("torch.export", "there is no convolution to keep whole", "report this model")
 
     program, skeleton = export.capture(model, call, prepare)
-    return _with_conv_values(program), skeleton
+    return with_conv_values(program), skeleton
 
 
 def _is_conv(module: nn.Module) -> bool:
-    return callable(getattr(module, "propagate", None)) and callable(getattr(module, "message", None))
+    known = callable(getattr(module, "propagate", None)) and callable(getattr(module, "message", None))
+    return known or spec_of(module) is not None
 
 
 def _needs_opaque(module: nn.Module) -> bool:
     inner = {type(part).__name__ for part in module.modules()}
-    return type(module).__name__ in _NEED_OPAQUE or bool(inner & set(_NEED_OPAQUE_AGGREGATIONS))
+    return (
+        spec_of(module) is not None
+        or type(module).__name__ in _NEED_OPAQUE
+        or bool(inner & set(_NEED_OPAQUE_AGGREGATIONS))
+    )
 
 
-def _hide(module: nn.Module, path: str) -> None:
-    """Replace the module's forward by one opaque operator, learning its result's shape from a tiny call."""
+def hide(module: nn.Module, path: str) -> None:
+    """Replace the module's forward by one opaque operator."""
     original = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        skeleton, leaves = take_apart((args, kwargs))
-        tensors = [tensor for _, tensor in leaves]
-        roles = _roles([path for path, _ in leaves], tensors)
-        result, outputs = _try_small(original, skeleton, roles, tensors, path)
-        _calls.append(ConvCall(path, type(module).__name__, skeleton, roles, result, outputs))
-        made = torch.ops.gnn_eval.opaque_conv(tensors, len(_calls) - 1)
-        return fill(result, list(made), lambda _: None)
+        return call_whole(original, type(module).__name__, path, args, kwargs)
 
     module.forward = forward
+
+
+def call_whole(function: Callable[..., Any], kind: str, path: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """Record a call as one opaque operator, learning its result's shape from a tiny call."""
+    skeleton, leaves = take_apart((args, kwargs))
+    tensors = [tensor for _, tensor in leaves]
+    takes_graph = any(isinstance(part, GraphSlot) for part in (*skeleton[0], *skeleton[1].values()))
+    roles = _roles([path for path, _ in leaves], tensors)
+    result, outputs = _try_small(function, skeleton, roles, tensors, path, takes_graph)
+    _calls.append(ConvCall(path, kind, skeleton, roles, result, outputs, takes_graph, None if path else function))
+    made = torch.ops.gnn_eval.opaque_conv(tensors, len(_calls) - 1)
+    return fill(result, list(made), lambda _: None)
 
 
 def _roles(paths: list[tuple], tensors: list[Tensor]) -> list[tuple]:
@@ -130,7 +150,7 @@ def _roles(paths: list[tuple], tensors: list[Tensor]) -> list[tuple]:
         for relation in relations:
             if place not in relations and tensor.dim() and _same(tensor.size(0), tensors[relation].size(1)):
                 edges.setdefault(place, relation)
-    nodes = [place for place in range(len(tensors)) if place not in relations and place not in edges]
+    nodes = [p for p, t in enumerate(tensors) if p not in relations and p not in edges and _has_open_rows(t)]
     by_type = {paths[place][-1]: place for place in reversed(nodes) if isinstance(paths[place][-1], str)}
     roles: list[tuple] = []
     for place, path in enumerate(paths):
@@ -143,9 +163,15 @@ def _roles(paths: list[tuple], tensors: list[Tensor]) -> list[tuple]:
                 roles.append(("relation", nodes[0], pair[1] if len(pair) > 1 else nodes[0]))
         elif place in edges:
             roles.append(("edge", edges[place]))
+        elif not _has_open_rows(tensors[place]):
+            roles.append(("const",))
         else:
-            roles.append(("node", place))
+            roles.append(("node", place, "dst") if path[:2] == (1, "dst") else ("node", place))
     return roles
+
+
+def _has_open_rows(tensor: Tensor) -> bool:
+    return tensor.dim() > 0 and isinstance(tensor.size(0), torch.SymInt)
 
 
 def _same(left: Any, right: Any) -> bool:
@@ -155,13 +181,19 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _try_small(
-    function: Callable[..., Any], skeleton: Any, roles: list[tuple], tensors: list[Tensor], path: str
+    function: Callable[..., Any],
+    skeleton: Any,
+    roles: list[tuple],
+    tensors: list[Tensor],
+    path: str,
+    takes_graph: bool,
 ) -> tuple[Any, list[tuple[int, tuple[int, ...]]]]:
     """Call the convolution on a few real rows to learn the form of its result."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
-    sizes = {place: 5 + 2 * number for number, place in enumerate(p for p, r in enumerate(roles) if r[0] == "node")}
+    nodes = [place for place, role in enumerate(roles) if role[0] == "node"]
+    sizes = {place: 5 if takes_graph else 5 + 2 * number for number, place in enumerate(nodes)}
     shapes = [tuple(int(size) if not isinstance(size, torch.SymInt) else -1 for size in t.shape) for t in tensors]
     with disable_proxy_modes_tracing(), unset_fake_temporarily(), torch.no_grad():
         small: list[Tensor] = []
@@ -169,6 +201,8 @@ def _try_small(
             if role[0] == "relation":
                 count = min(sizes[role[1]], sizes[role[2]])
                 small.append(torch.arange(count).repeat(2, 1))
+            elif role[0] == "const":
+                small.append(torch.zeros(shape, dtype=tensor.dtype))
             else:
                 rows = sizes[len(small)] if role[0] == "node" else 5
                 small.append(torch.zeros((rows, *shape[1:]), dtype=tensor.dtype))
@@ -176,7 +210,7 @@ def _try_small(
             if role[0] == "edge":
                 count = small[role[1]].size(1)
                 small[place] = torch.zeros((count, *shapes[place][1:]), dtype=small[place].dtype)
-        args, kwargs = fill(skeleton, small, lambda _: None)
+        args, kwargs = fill(skeleton, small, lambda _: 5)
         result = function(*args, **kwargs)
     form, leaves = take_apart(result)
     by_rows = {rows: place for place, rows in sizes.items()}
@@ -186,7 +220,7 @@ def _try_small(
         place = by_type.get(leaf_path[-1]) if leaf_path else None
         place = by_rows.get(tensor.size(0)) if place is None else place
         destination = next((r[2] for r in roles if r[0] == "relation"), None)
-        place = destination if place is None else place
+        place = destination if place is None or takes_graph else place
         outputs.append((place, tuple(tensor.shape[1:])))
     if not outputs:
         raise UnsupportedModelError("conv", "it returns no tensor", "return node rows", path)
@@ -210,7 +244,7 @@ def _typed_places(skeleton: Any) -> dict[str, int]:
     return found
 
 
-def _with_conv_values(program: Program) -> Program:
+def with_conv_values(program: Program) -> Program:
     """Turn each result of an opaque operator into a value of kind ``conv``, with the index rows of its edges."""
     values: dict[str, Value] = {}
     for name, value in program.values.items():
