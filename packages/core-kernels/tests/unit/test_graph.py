@@ -221,3 +221,14 @@ def test_to_keeps_everything(graph):
 def test_bad_input_is_named(build, error, words):
     with pytest.raises(error, match=words):
         build()
+
+
+def test_a_block_pickles_with_its_degrees_and_without_the_full_graph():
+    graph = Graph.from_edge_index(torch.randint(0, 5_000, (2, 40_000)), 5_000)
+    block = graph.in_subgraph(torch.tensor([3, 1]))
+    data = pickle.dumps(block)
+    copy = pickle.loads(data)
+    assert len(data) < 20_000
+    assert torch.equal(copy.global_in_degrees, graph.in_degrees()[block.dst_ids])
+    assert torch.equal(copy.global_out_degrees, graph.out_degrees()[block.src_ids])
+    assert torch.equal(copy.global_source_in_degrees, graph.in_degrees()[block.src_ids])

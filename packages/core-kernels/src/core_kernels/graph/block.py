@@ -7,6 +7,8 @@ stay exact.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -28,6 +30,7 @@ class Block(Graph):
         global_in_degrees: int64 [num_dst], in the full graph; ``None`` if unknown.
         global_out_degrees: int64 [num_src], in the full graph; ``None`` if unknown.
         global_source_in_degrees: int64 [num_src], in the full graph; ``None`` if unknown.
+        full_graph: Where degrees that are not given are looked up, when they are first asked for.
         validate: Check all of this; ``False`` trusts the caller.
 
     Raises:
@@ -53,26 +56,34 @@ class Block(Graph):
         global_in_degrees: Tensor | None = None,
         global_out_degrees: Tensor | None = None,
         global_source_in_degrees: Tensor | None = None,
+        full_graph: Graph | None = None,
         validate: bool = True,
     ):
         self.src_ids, self.dst_ids, self.global_edge_ids = src_ids, dst_ids, global_edge_ids
         self._global_in_degrees, self._global_out_degrees = global_in_degrees, global_out_degrees
         self._global_source_in_degrees = global_source_in_degrees
+        self._full_graph = full_graph
         super().__init__(indptr, indices, src_ids.shape[0], None, validate)
 
     @property
     def global_in_degrees(self) -> Tensor | None:
         """In-degrees of the destinations in the full graph, int64 [num_dst]; ``None`` if unknown."""
+        if self._global_in_degrees is None and self._full_graph is not None:
+            self._global_in_degrees = self._full_graph.in_degrees().index_select(0, self.dst_ids)
         return self._global_in_degrees
 
     @property
     def global_out_degrees(self) -> Tensor | None:
         """Out-degrees of the sources in the full graph, int64 [num_src]; ``None`` if unknown."""
+        if self._global_out_degrees is None and self._full_graph is not None:
+            self._global_out_degrees = self._full_graph.out_degrees().index_select(0, self.src_ids)
         return self._global_out_degrees
 
     @property
     def global_source_in_degrees(self) -> Tensor | None:
         """In-degrees of the sources in the full graph, int64 [num_src]; ``None`` if unknown."""
+        if self._global_source_in_degrees is None and self._full_graph is not None:
+            self._global_source_in_degrees = self._full_graph.in_degrees().index_select(0, self.src_ids)
         return self._global_source_in_degrees
 
     def _arrays(self) -> dict[str, Tensor | None]:
@@ -86,6 +97,10 @@ class Block(Graph):
             "global_out_degrees": self.global_out_degrees,
             "global_source_in_degrees": self.global_source_in_degrees,
         }
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._arrays()  # look the degrees up: the full graph stays behind
+        return super().__getstate__() | {"_full_graph": None}
 
     @classmethod
     def _from_arrays(cls, arrays: dict[str, Tensor], num_src: int) -> Block:

@@ -300,9 +300,7 @@ class Graph:
             src_ids=src_ids,
             dst_ids=nodes,
             global_edge_ids=positions if self.edge_ids is None else self.edge_ids[positions],
-            global_in_degrees=self.in_degrees()[nodes],
-            global_out_degrees=self.out_degrees()[src_ids],
-            global_source_in_degrees=self.in_degrees()[src_ids],
+            full_graph=self,
             validate=False,
         )
 

@@ -113,9 +113,7 @@ def sample_block(
         src_ids=src_ids,
         dst_ids=dst_ids,
         global_edge_ids=edge_ids,
-        global_in_degrees=graph.in_degrees().index_select(0, dst_ids),
-        global_out_degrees=graph.out_degrees().index_select(0, src_ids),
-        global_source_in_degrees=graph.in_degrees().index_select(0, src_ids),
+        full_graph=graph,
         validate=False,
     )
 
