@@ -100,9 +100,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     passed = sum(entry["result"] == "equal" for entry in supported.values())
     wrong = [n for n, entry in supported.items() if entry["result"] == "WRONG"]
     missed = [n for n, entry in refused.items() if entry["result"] != "refused"]
-    say(
-        f"{passed} of {len(supported)} supported models pass, {len(wrong)} wrong; {len(refused) - len(missed)} of {len(refused)} refused"
-    )
+    say(f"{passed} of {len(supported)} supported models pass, {len(wrong)} wrong")
+    say(f"{len(refused) - len(missed)} of {len(refused)} models that mix rows are refused")
     result = {"supported": supported, "refused": refused, "passed": passed, "wrong": wrong, "missed": missed}
     if args.table:
         Path(args.table).write_text(_markdown(supported, refused))

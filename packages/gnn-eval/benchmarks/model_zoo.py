@@ -169,9 +169,13 @@ class DeepGCN(nn.Module):
         self.layers = nn.ModuleList(
             gnn.DeepGCNLayer(
                 gnn.GENConv(8, 8, aggr="softmax", t=1.0, learn_t=True, num_layers=2, norm="layer"),
-                nn.LayerNorm(8), nn.ReLU(), block=block, dropout=0.1,
-            ) for _ in range(3)
-        )  # fmt: skip
+                nn.LayerNorm(8),
+                nn.ReLU(),
+                block=block,
+                dropout=0.1,
+            )
+            for _ in range(3)
+        )
         self.out = nn.Linear(8, CLASSES)
 
     def forward(self, x, edge_index, edge_attr=None):
@@ -310,8 +314,13 @@ def hetero_data() -> HeteroData:
     for name, count, width in (("paper", 200, WIDTH), ("author", 120, 12), ("term", 40, 10)):
         data[name].x = torch.randn(count, width, generator=generator)
     sizes = {"paper": 200, "author": 120, "term": 40}
-    relations = [("author", "writes", "paper"), ("paper", "rev_writes", "author"), ("paper", "cites", "paper"),
-                 ("paper", "has", "term"), ("term", "rev_has", "paper")]  # fmt: skip
+    relations = [
+        ("author", "writes", "paper"),
+        ("paper", "rev_writes", "author"),
+        ("paper", "cites", "paper"),
+        ("paper", "has", "term"),
+        ("term", "rev_has", "paper"),
+    ]
     for source, relation, destination in relations:
         ends = [torch.randint(sizes[t] - 3, (500,), generator=generator) for t in (source, destination)]
         data[source, relation, destination].edge_index = torch.stack(ends)
@@ -407,8 +416,14 @@ def _hetero(make: Callable[[HeteroData], nn.Module]) -> tuple[nn.Module, Any]:
 
 def _basic_gnns() -> dict[str, Callable[[], tuple[nn.Module, Any]]]:
     degrees = torch.bincount(graph()[1][1], minlength=NODES)
-    extra = {"GAT": {"heads": 2}, "PNA": {"aggregators": ["mean", "max", "std"], "scalers": ["identity", "amplification"],
-                                          "deg": torch.bincount(degrees)}}  # fmt: skip
+    extra = {
+        "GAT": {"heads": 2},
+        "PNA": {
+            "aggregators": ["mean", "max", "std"],
+            "scalers": ["identity", "amplification"],
+            "deg": torch.bincount(degrees),
+        },
+    }
     found: dict[str, Callable[[], tuple[nn.Module, Any]]] = {}
     for name in ("GCN", "GraphSAGE", "GIN", "GAT", "PNA", "EdgeCNN"):
         for jk in (None, "last", "cat", "max", "lstm"):
@@ -444,7 +459,7 @@ SUPPORTED: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "SignedGCN": lambda: (
         gnn.SignedGCN(WIDTH, 8, 2),
         {"x": graph()[0], "pos_edge_index": graph()[1], "neg_edge_index": graph(1)[1][:, :900]},
-    ),  # fmt: skip
+    ),
     "DeepGCNLayer res+": lambda: _plain(DeepGCN("res+")),
     "DeepGCNLayer dense": lambda: _plain(DeepGCN("res")),
     "GroupAddRev (rev_gnn)": lambda: _plain(RevGNN()),
@@ -467,10 +482,8 @@ SUPPORTED: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "gcn2_ppi": lambda: _plain(GCN2PPI()),
     "FAConv": lambda: _plain(InitialResidual(lambda k: gnn.FAConv(8, eps=0.2))),
     "egc": _stack(
-        lambda a, b: gnn.EGConv(
-            a, 8 if b == 8 else 8, aggregators=["sum", "mean", "max", "symnorm"], num_heads=4, num_bases=2
-        )
-    ),  # fmt: skip
+        lambda a, b: gnn.EGConv(a, 8, aggregators=["sum", "mean", "max", "symnorm"], num_heads=4, num_bases=2)
+    ),
     "LGConv": lambda: _plain(Propagated(gnn.LGConv())),
     "appnp (citation)": lambda: _plain(Propagated(gnn.APPNP(10, 0.1))),
     "chebyshev": _stack(lambda a, b: gnn.ChebConv(a, b, K=3)),
@@ -481,14 +494,14 @@ SUPPORTED: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
             gnn.DirGNNConv(gnn.GCNConv(WIDTH, 8, add_self_loops=False)),
             gnn.DirGNNConv(gnn.GCNConv(8, CLASSES, add_self_loops=False)),
         )
-    ),  # fmt: skip
+    ),
     "dir_gnn (SAGE)": lambda: _plain(
         Stack(gnn.DirGNNConv(gnn.SAGEConv(WIDTH, 8)), gnn.DirGNNConv(gnn.SAGEConv(8, CLASSES)))
     ),
     "PDNConv": lambda: (
         Stack(gnn.PDNConv(WIDTH, 8, 4, 8), gnn.PDNConv(8, CLASSES, 4, 8)),
         {"x": graph()[0], "edge_index": graph()[1], "edge_attr": edge_values(4)},
-    ),  # fmt: skip
+    ),
     "AntiSymmetricConv": lambda: _plain(Stack(gnn.AntiSymmetricConv(WIDTH, num_iters=2), gnn.GCNConv(WIDTH, CLASSES))),
     "ppi": lambda: _plain(SkipGAT()),
     "reddit / ogbn_train (adjs)": lambda: (SampledSAGE(), (graph()[0], Blocks(graph()[1], 2))),
@@ -508,15 +521,15 @@ SUPPORTED: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "GINE": lambda: (
         Stack(gnn.GINEConv(_mlp(WIDTH, WIDTH), edge_dim=4), gnn.GINEConv(_mlp(WIDTH, CLASSES), edge_dim=4)),
         {"x": graph()[0], "edge_index": graph()[1], "edge_attr": edge_values(4)},
-    ),  # fmt: skip
+    ),
     "NNConv": lambda: (
         Stack(gnn.NNConv(WIDTH, 8, nn.Linear(4, WIDTH * 8)), gnn.NNConv(8, CLASSES, nn.Linear(4, 40))),
         {"x": graph()[0], "edge_index": graph()[1], "edge_attr": edge_values(4)},
-    ),  # fmt: skip
+    ),
     "TransformerConv, edges": lambda: (
         Stack(gnn.TransformerConv(WIDTH, 8, edge_dim=4), gnn.TransformerConv(8, CLASSES, edge_dim=4)),
         {"x": graph()[0], "edge_index": graph()[1], "edge_attr": edge_values(4)},
-    ),  # fmt: skip
+    ),
     "GraphSAGE aggr=median": lambda: _plain(
         Stack(gnn.SAGEConv(WIDTH, 8, aggr="median"), gnn.SAGEConv(8, CLASSES, aggr="median"))
     ),
@@ -534,7 +547,7 @@ SUPPORTED: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
                 ("user", "rates", "item"): torch.stack([torch.randint(90, (400,)), torch.randint(57, (400,))])
             },
         },
-    ),  # fmt: skip
+    ),
     "rdl": lambda: _hetero(RDL),
 }
 
@@ -618,7 +631,7 @@ REFUSED: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "AttentiveFP": lambda: (
         gnn.AttentiveFP(WIDTH, 8, CLASSES, 4, 2, 2),
         {"x": graph()[0], "edge_index": graph()[1], "edge_attr": edge_values(4), "batch": torch.arange(NODES) % 4},
-    ),  # fmt: skip
+    ),
     "GraphSAGE aggr=lstm": lambda: _plain(
         Stack(gnn.SAGEConv(WIDTH, 8, aggr="lstm"), gnn.SAGEConv(8, CLASSES, aggr="lstm"))
     ),

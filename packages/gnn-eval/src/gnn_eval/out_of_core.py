@@ -202,8 +202,8 @@ class Workspace:
             found = json.loads(self._progress_file.read_text())
             if found["fingerprint"] != fingerprint:
                 raise EvaluationArgumentError(
-                    f"{directory} holds a run of another model, graph or set of parameters ({found['fingerprint']}, now "
-                    f"{fingerprint}); pass resume=False to start over, or another directory"
+                    f"{directory} holds a run of another model, graph or set of parameters ({found['fingerprint']}, "
+                    f"now {fingerprint}); pass resume=False to start over, or another directory"
                 )
             self._done = found["done"]
         self._fingerprint = fingerprint
