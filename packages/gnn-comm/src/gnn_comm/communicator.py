@@ -231,7 +231,7 @@ class Communicator:
     @torch.no_grad()
     def _gather(self, x_local: Tensor) -> Tensor:
         layout = self.layout
-        flat = x_local.reshape(len(x_local), -1)
+        flat = x_local.reshape(len(x_local), x_local.shape[1:].numel())
         if self.quantize_bits is not None and flat.is_floating_point() and flat.shape[1]:
             return self._gather_codes(flat).view(layout.num_rows, *x_local.shape[1:])
         buffer = flat.new_empty((layout.num_rows + layout.num_relay, flat.shape[1]))
@@ -244,11 +244,11 @@ class Communicator:
         """Send rows as codes with their scale and offset in one byte row; own rows stay as they are."""
         layout, bits = self.layout, self.quantize_bits
         codes, scale, offset = ops.quantize_rows(flat, bits)
-        parts = [part.reshape(len(flat), -1).contiguous() for part in (codes, scale, offset)]
+        parts = [part.reshape(len(flat), part.shape[1:].numel()).contiguous() for part in (codes, scale, offset)]
         widths = [part.shape[1] * part.element_size() for part in parts]
         buffer = torch.empty((layout.num_rows + layout.num_relay, sum(widths)), dtype=torch.uint8, device=flat.device)
         for part, block in zip(parts, buffer[: layout.num_local].split(widths, dim=1), strict=True):
-            block.copy_(part.view(torch.uint8).view(len(flat), -1))
+            block.copy_(part.view(torch.uint8))
         gather_rows(layout, self.group, buffer, FORWARD_TAG)
         received = buffer[layout.num_local : layout.num_rows].split(widths, dim=1)
         codes, scale, offset = (
@@ -261,7 +261,7 @@ class Communicator:
     @torch.no_grad()
     def _return(self, gradient: Tensor) -> Tensor:
         layout = self.layout
-        flat = gradient.reshape(len(gradient), -1)
+        flat = gradient.reshape(len(gradient), gradient.shape[1:].numel())
         if flat.shape[1] == 0:
             return gradient[: layout.num_local].clone()
         summed = return_gradients(layout, self.group, flat, BACKWARD_TAG)
