@@ -144,15 +144,21 @@ def _adagrad_row(gradient, weight, first, second, row, constants):
         weight[row, column] -= lr * g / (np.sqrt(total) + eps)
 
 
+@njit(cache=True, nogil=True, fastmath={"reassoc"})
+def _sum_of_squares(gradient):
+    """Sum in the lanes of a vector: a sum in sequence would wait for every addition."""
+    squares = gradient.dtype.type(0)
+    for column in range(len(gradient)):
+        squares += gradient[column] * gradient[column]
+    return squares
+
+
 @njit(cache=True, nogil=True)
 def _rowwise_adagrad_row(gradient, weight, first, second, row, constants):
     lr, eps, decay = constants[0], constants[1], constants[6]
-    squares = gradient.dtype.type(0)
     for column in range(len(gradient)):
-        g = gradient[column] + decay * weight[row, column]
-        gradient[column] = g
-        squares += g * g
-    total = first[row] + squares / gradient.dtype.type(len(gradient))
+        gradient[column] += decay * weight[row, column]
+    total = first[row] + _sum_of_squares(gradient) / gradient.dtype.type(len(gradient))
     first[row] = total
     factor = lr / (np.sqrt(total) + eps)
     for column in range(len(gradient)):
