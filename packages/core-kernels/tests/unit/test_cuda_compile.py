@@ -167,7 +167,7 @@ def test_device_launch_hands_source_or_cubin_and_64_bit_arguments_to_cupy(monkey
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _=None: types.SimpleNamespace(cuda_stream=77))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (9, 0))
     monkeypatch.setattr(_device, "_has_nvrtc", lambda: with_nvrtc)
-    monkeypatch.setenv("CORE_KERNELS_CACHE", str(tmp_path))
+    monkeypatch.setenv("SEXTET_CACHE", str(tmp_path))
     compiled = compiler.Compiled(b"code", {"core::mark_first": "_Zmark"}, {})
     monkeypatch.setattr(_device, "compile_kernels", lambda *_: compiled)
     monkeypatch.setattr(_device, "compiler_version", lambda: "nvrtc 13.0")

@@ -14,6 +14,7 @@ import scipy.sparse
 import torch
 
 from core_kernels import Graph, datasets
+from core_kernels._user_cache import cache_root
 from core_kernels.datasets import cache
 from core_kernels.datasets.movie_graph import _join_nearest
 from core_kernels.errors import ArgumentError, MissingDependencyError
@@ -267,7 +268,7 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch):
 def test_the_cache_folder_follows_the_environment(monkeypatch):
     monkeypatch.delenv("SEXTET_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert cache.cache_folder() == Path("/somewhere/core-kernels")
+    assert cache_root() == Path("/somewhere/core-kernels")
 
 
 def test_rmat_has_heavy_tails_and_no_favourite_ids():

@@ -185,7 +185,7 @@ print(time.process_time() - start)
 
 
 def test_generated_code_is_cached_and_compiled_once_by_racing_processes(tmp_path):
-    environment = os.environ | {"CORE_KERNELS_CACHE_DIR": str(tmp_path)}
+    environment = os.environ | {"SEXTET_CACHE": str(tmp_path)}
     racers = [
         subprocess.Popen([sys.executable, "-c", _FIRST_CALL], env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(2)

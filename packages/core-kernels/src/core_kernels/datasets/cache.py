@@ -1,34 +1,25 @@
 """Data sets that take a while to build are built once per user and kept as ``.npy`` files.
 
-The folder is ``$SEXTET_CACHE``, else ``core-kernels`` in the user's cache folder. A data set is written under a
-name of its own and then renamed, so that ranks that build at once never see half of one: the first rename wins, the
-others discard theirs. Where nothing can be written, the data set is built every time.
+The folder is that of :mod:`core_kernels._user_cache`. A data set is written under a name of its own and then renamed,
+so that ranks that build at once never see half of one: the first rename wins, the others discard theirs. Where nothing
+can be written, the data set is built every time.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from core_kernels._user_cache import cache_root
 from core_kernels.datasets.data import GraphData
 from core_kernels.datasets.readers import npy_folder
 
-__all__ = ["cache_folder", "cached"]
+__all__ = ["cached"]
 
 _logger = logging.getLogger(__name__)
-
-
-def cache_folder() -> Path:
-    """Return the folder that holds what this package keeps between runs; it need not exist."""
-    if given := os.environ.get("SEXTET_CACHE"):
-        return Path(given)
-    if os.name == "nt" and (local := os.environ.get("LOCALAPPDATA")):
-        return Path(local) / "core-kernels"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "core-kernels"
 
 
 def cached(name: str, version: int, build: Callable[[], GraphData]) -> GraphData:
@@ -39,7 +30,7 @@ def cached(name: str, version: int, build: Callable[[], GraphData]) -> GraphData
         version: Raised whenever ``build`` gives another result.
         build: Makes the data set.
     """
-    folder = cache_folder() / "datasets" / f"{name}-v{version}"
+    folder = cache_root() / "datasets" / f"{name}-v{version}"
     if not (folder / "meta.json").is_file():
         data = build()
         try:

@@ -5,7 +5,7 @@ under a temporary name and linked to its final one, which fails harmlessly when 
 machine code beside it. A lock file makes processes that need the same function compile it once; each function is
 compiled for exactly one set of argument types, which the hash covers.
 
-The folder is ``$CORE_KERNELS_CACHE_DIR``, else ``$XDG_CACHE_HOME/core-kernels``, else ``~/.cache/core-kernels``.
+The folder is that of :mod:`core_kernels._user_cache`.
 """
 
 from __future__ import annotations
@@ -21,30 +21,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from core_kernels._user_cache import cache_subfolder
+
 try:
     import fcntl
 except ImportError:  # Windows: processes may compile the same function twice, with equal results
     fcntl = None
 
-__all__ = ["cache_dir", "compile_lock", "load_function"]
+__all__ = ["compile_lock", "load_function"]
 
 _loaded: dict[str, Any] = {}
 _lock = threading.Lock()
-
-
-def cache_dir() -> Path:
-    """Return the folder of generated sources, made if it is missing; a temporary one when it cannot be written."""
-    chosen = os.environ.get("CORE_KERNELS_CACHE_DIR")
-    base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "core-kernels"
-    folder = base / "vertex"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise PermissionError
-    except OSError:
-        folder = Path(tempfile.gettempdir()) / f"core-kernels-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
 
 
 def load_function(source: str, name: str) -> tuple[Callable[..., Any], Path]:
@@ -52,7 +39,7 @@ def load_function(source: str, name: str) -> tuple[Callable[..., Any], Path]:
     digest = hashlib.blake2b(source.encode(), digest_size=12).hexdigest()
     with _lock:
         if digest not in _loaded:
-            path = cache_dir() / f"vertex_{digest}.py"
+            path = cache_subfolder("vertex") / f"vertex_{digest}.py"
             if not path.exists():
                 _write_once(path, source)
             spec = importlib.util.spec_from_file_location(f"core_kernels_vertex_{digest}", path)

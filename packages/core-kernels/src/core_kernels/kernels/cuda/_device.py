@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from core_kernels._user_cache import cache_subfolder, write_atomically
 from core_kernels.errors import MissingDependencyError
-from core_kernels.kernels.cuda._cache import cache_directory, write_atomically
 from core_kernels.kernels.cuda._instances import Instance
 from core_kernels.kernels.cuda._source import digest, flatten, kernel_source, registered_instances
 from core_kernels.kernels.cuda.compiler import compile_kernels, compiler_version, find_compiler
@@ -147,7 +147,7 @@ def cubin_of(source: str, expressions: Sequence[str], arch: str) -> tuple[str, d
         expressions: C++ names of its kernels.
         arch: For example ``"sm_90"``.
     """
-    folder = cache_directory("cubin")
+    folder = cache_subfolder("cubin")
     name = digest(flatten(source), *expressions, arch, compiler_version())
     cubin, index = folder / f"{name}.cubin", folder / f"{name}.json"
     if not index.exists():

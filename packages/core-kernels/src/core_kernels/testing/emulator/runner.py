@@ -4,7 +4,7 @@ One shared library holds all instances of one ``.cuh`` file, compiled behind a h
 (``fibers.h``, ``device.h``, ``launch.h``). Libraries are cached per user under the hash of all that went into them;
 several processes may build the same one at once, the last to finish wins with equal content.
 
-Environment: ``CORE_KERNELS_CACHE`` moves the cache; ``CORE_KERNELS_EMULATOR_SANITIZE=1`` builds with
+Environment: ``SEXTET_CACHE`` moves the cache; ``CORE_KERNELS_EMULATOR_SANITIZE=1`` builds with
 AddressSanitizer and UndefinedBehaviorSanitizer (the process must then be started with their runtime preloaded, see
 :func:`sanitizer_environment`);
 ``CORE_KERNELS_EMULATOR_DTYPES=float32,int32`` leaves out instances of other types.
@@ -29,8 +29,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from core_kernels._user_cache import cache_subfolder
 from core_kernels.errors import CoreKernelsError, MissingDependencyError
-from core_kernels.kernels.cuda._cache import cache_directory
 from core_kernels.kernels.cuda._instances import Instance
 from core_kernels.kernels.cuda._source import SOURCE_DIR, digest, flatten, registered_instances
 
@@ -176,7 +176,7 @@ def _load(source: str, expressions: tuple[str, ...], sanitized: bool) -> ctypes.
     flags = (*_BASE_FLAGS, *(_SANITIZE_FLAGS if sanitized else ("-O1",)))
     headers = "".join((HEADER_DIR / name).read_text() for name in ("fibers.h", "device.h", "launch.h"))
     compiler = _require_compiler()
-    library = cache_directory("emulator") / f"{digest(text, flatten(source), headers, compiler, *flags)}.so"
+    library = cache_subfolder("emulator") / f"{digest(text, flatten(source), headers, compiler, *flags)}.so"
     if not library.exists():
         with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
             code, built = Path(scratch) / "kernels.cpp", Path(scratch) / "kernels.so"
