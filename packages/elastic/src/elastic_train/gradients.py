@@ -1,0 +1,124 @@
+"""Gradients summed over the workers while the backward pass still runs.
+
+Parameters are put into buckets, last ones first, as their gradients come in about that order. When all gradients of a
+bucket are there, they are scaled by this worker's share of the global batch and their sum is started; buckets start in
+the same order on every worker. ``finish`` waits for them. Scaling by the share and summing gives the mean over the
+global batch for any split of it, which dividing by the number of workers does not.
+
+Callers may not assume that gradients accumulate over several backward passes: one pass belongs to one step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elastic_train.errors import input_error
+from elastic_train.group import Links
+
+__all__ = ["GradientSum"]
+
+
+class _Bucket:
+    """Some parameters whose gradients travel together."""
+
+    def __init__(self, parameters: list[nn.Parameter]):
+        self.buffer = torch.zeros(sum(p.numel() for p in parameters), dtype=parameters[0].dtype)
+        parts = self.buffer.split([p.numel() for p in parameters])
+        self.views = {p: part.view(p.shape) for p, part in zip(parameters, parts, strict=True)}
+        self.filled: set[nn.Parameter] = set()
+        self.work: Any = None
+
+
+class GradientSum:
+    """The sum of a module's gradients over the members of the present generation.
+
+    Args:
+        module: The module; its parameters that require gradients are summed.
+        bucket_bytes: Size from which a bucket is full.
+
+    Attributes:
+        links: The members; ``None`` or one member makes no sum.
+        share: This worker's part of the global batch, in ``[0, 1]``.
+    """
+
+    def __init__(self, module: nn.Module, bucket_bytes: int = 25 << 20):
+        self.links: Links | None = None
+        self.share = 1.0
+        self._failure: Exception | None = None
+        self._next = 0
+        self._buckets = _make_buckets(module, bucket_bytes)
+        self._bucket_of = {p: bucket for bucket in self._buckets for p in bucket.views}
+        for parameter in self._bucket_of:
+            parameter.register_post_accumulate_grad_hook(self._take)
+
+    def _take(self, parameter: Tensor) -> None:
+        assert isinstance(parameter, nn.Parameter)
+        assert parameter.grad is not None
+        bucket = self._bucket_of[parameter]
+        if parameter in bucket.filled:
+            raise input_error("backward", "a second pass", "one backward pass per step", "call the optimizer's step")
+        torch.mul(parameter.grad, self.share, out=bucket.views[parameter])
+        parameter.grad = bucket.views[parameter]
+        bucket.filled.add(parameter)
+        while self._next < len(self._buckets) and self._is_full(self._buckets[self._next]):
+            self._start(self._buckets[self._next])
+
+    def _is_full(self, bucket: _Bucket) -> bool:
+        return len(bucket.filled) == len(bucket.views)
+
+    def _start(self, bucket: _Bucket) -> None:
+        self._next += 1
+        if self.links is None or self.links.size == 1 or self._failure is not None:
+            return
+        try:
+            bucket.work = self.links.sum_async(bucket.buffer)
+        except RuntimeError as error:  # a lost peer; finish() reports it, outside of the backward pass
+            self._failure = error
+
+    def finish(self) -> None:
+        """Wait until all gradients are summed.
+
+        Raises:
+            RuntimeError: A member was lost.
+        """
+        while self._next < len(self._buckets):
+            bucket = self._buckets[self._next]
+            for parameter, view in bucket.views.items():
+                if parameter not in bucket.filled:  # took no part in this worker's forward pass
+                    view.zero_()
+                    parameter.grad = view
+            self._start(bucket)
+        try:
+            for bucket in self._buckets:
+                if bucket.work is not None:
+                    bucket.work.wait()
+            if self._failure is not None:
+                raise self._failure
+        finally:
+            self.reset()
+
+    def reset(self) -> None:
+        """Forget what was gathered since the last step."""
+        self._next, self._failure = 0, None
+        for bucket in self._buckets:
+            bucket.filled.clear()
+            bucket.work = None
+
+
+def _make_buckets(module: nn.Module, bucket_bytes: int) -> list[_Bucket]:
+    buckets: list[_Bucket] = []
+    current: list[nn.Parameter] = []
+    for parameter in reversed([p for p in module.parameters() if p.requires_grad]):
+        if current and parameter.dtype != current[0].dtype:
+            buckets.append(_Bucket(current))
+            current = []
+        current.append(parameter)
+        if sum(p.numel() * p.element_size() for p in current) >= bucket_bytes:
+            buckets.append(_Bucket(current))
+            current = []
+    if current:
+        buckets.append(_Bucket(current))
+    return buckets

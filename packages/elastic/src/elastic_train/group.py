@@ -1,0 +1,105 @@
+"""The connected members of one generation, on gloo.
+
+Each generation meets at a rendezvous of its own, served by the leader that proposed it, so nothing of an earlier
+attempt can be in the way and nothing of it stays behind. Groups of two generations exist side by side: the new one is
+connected by a background thread while the old one trains.
+
+Callers may not assume that a failed operation leaves the group usable: drop it, which closes its connections and so
+frees the members that still wait in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from elastic_train.generation import Generation
+
+__all__ = ["Links", "connect", "serve_rendezvous"]
+
+
+def serve_rendezvous(interface: str = "127.0.0.1") -> tuple[dist.TCPStore, str]:
+    """Start a rendezvous on a free port; returns it, to be kept while members connect, and its ``host:port``."""
+    server = dist.TCPStore(interface, 0, is_master=True, wait_for_workers=False)
+    return server, f"{interface}:{server.port}"
+
+
+def connect(
+    generation: Generation, worker: str, interface: str = "127.0.0.1", timeout_seconds: float = 10.0
+) -> Links:
+    """Connect this worker with all members of a generation.
+
+    Args:
+        generation: The generation; ``worker`` is one of its members.
+        worker: This worker.
+        interface: Address the sockets bind to.
+        timeout_seconds: Longest wait for the members, and later for one operation.
+
+    Returns:
+        The links, once all members are there.
+
+    Collective: all members of the generation.
+    """
+    host, _, port = generation.address.rpartition(":")
+    timeout = timedelta(seconds=timeout_seconds)
+    store = dist.TCPStore(host, int(port), is_master=False, timeout=timeout)
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=interface)]
+    options._timeout = timeout
+    rank = generation.members.index(worker)
+    prefix = dist.PrefixStore(f"generation-{generation.number}/", store)
+    group = dist.ProcessGroupGloo(prefix, rank, len(generation.members), options)
+    return Links(generation.number, generation.members, rank, group)
+
+
+class Links:
+    """What the members of one generation do together.
+
+    Attributes:
+        number: Number of the generation.
+        members: Worker ids in order of rank.
+        rank: This worker's rank.
+        size: Number of members.
+    """
+
+    def __init__(self, number: int, members: Sequence[str], rank: int, group: Any):
+        self.number, self.members, self.rank, self.size = number, tuple(members), rank, len(members)
+        self._group = group
+
+    def sum_async(self, tensor: Tensor) -> Any:
+        """Start summing a tensor in place over all members; returns a handle with ``wait()``."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.SUM
+        return self._group.allreduce([tensor], options)
+
+    def minimum(self, numbers: Sequence[int]) -> list[int]:
+        """Return the smallest of each of some integers over all members."""
+        tensor = torch.tensor(numbers, dtype=torch.int64)
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MIN
+        self._group.allreduce([tensor], options).wait()
+        return tensor.tolist()
+
+    def gather(self, number: int) -> list[int]:
+        """Return one integer of each member, in order of rank."""
+        numbers = torch.zeros(self.size, dtype=torch.int64)
+        numbers[self.rank] = number
+        self.sum_async(numbers).wait()
+        return numbers.tolist()
+
+    def send_async(self, tensor: Tensor, rank: int, tag: int) -> Any:
+        """Start sending a contiguous tensor to a member."""
+        return self._group.send([tensor], rank, tag)
+
+    def receive_async(self, tensor: Tensor, rank: int, tag: int) -> Any:
+        """Start filling a contiguous tensor from a member."""
+        return self._group.recv([tensor], rank, tag)
+
+    def drop(self) -> None:
+        """Close the connections."""
+        self._group = None
