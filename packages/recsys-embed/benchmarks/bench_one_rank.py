@@ -29,7 +29,8 @@ def main() -> None:
     systems = {"ours": ours(tables), "fused": fused(tables), "torch": plain_torch(tables)}
     seconds: dict[str, list[float]] = {name: [] for name in systems}
     for step in range(STEPS):
-        for name, run in systems.items():
+        turn = step % len(systems)  # who comes first finds the gradient out of the cache
+        for name, run in [*systems.items()][turn:] + [*systems.items()][:turn]:
             begin = time.perf_counter()
             run(batches[step % len(batches)]).backward(grad)
             seconds[name].append(time.perf_counter() - begin)

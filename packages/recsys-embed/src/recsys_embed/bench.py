@@ -136,7 +136,7 @@ def bench_on_rank(group: Group, job: BenchJob) -> dict[str, Any]:
         plan = job.plan if job.system != "all_to_all" else None
         embeddings = kind(data.tables(job.width), plan, SGD(0.05), group)
         model = make_model("dlrm", embeddings, data.dense.shape[1], job.hidden)
-        before = group.counters.sent()
+        before = _sent(embeddings)
         marks = _own_steps(embeddings, model, job, batches)
     seconds = [stop[0] - start[0] for start, stop in itertools.pairwise(marks[job.warmup :])]
     measured = (marks[-1][0] - marks[job.warmup][0]) / job.steps
@@ -146,12 +146,15 @@ def bench_on_rank(group: Group, job: BenchJob) -> dict[str, Any]:
         waited = {kind: (last[kind] - first.get(kind, 0.0)) / job.steps for kind in last}
         result["waited_seconds"] = waited
         result["exposed_seconds"] = sum(v for kind, v in waited.items() if kind != "dense")
-        channels = embeddings.channels
-        sent = sum(channel.counters.sent() for channel in {channels.now, channels.ahead, channels.control}) - before
-        result["payload_bytes"] = sent / (job.steps + job.warmup)
+        result["payload_bytes"] = (_sent(embeddings) - before) / (job.steps + job.warmup)
         elsewhere = (group.size - 1) / group.size
         result["dense_bytes"] = 2 * elsewhere * 4 * sum(p.numel() for p in model.parameters())
     return result
+
+
+def _sent(embeddings: TieredEmbeddingBagCollection) -> int:
+    channels = embeddings.channels
+    return sum(channel.counters.sent() for channel in {channels.now, channels.ahead, channels.control})
 
 
 def _own_steps(

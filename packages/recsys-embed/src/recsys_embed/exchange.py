@@ -18,6 +18,7 @@ early rows; EmbRace for the split of gradients. We classify online at the owner 
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -34,6 +35,8 @@ from recsys_embed.optimizers import RowOptimizer
 from recsys_embed.tables import RowLayout
 
 __all__ = ["Channels", "Request", "RowSpace", "find_late", "merge_partials"]
+
+_channels: weakref.WeakKeyDictionary[Group, tuple[Group, Group]] = weakref.WeakKeyDictionary()
 
 
 @dataclass
@@ -52,11 +55,13 @@ class Channels:
 
     @classmethod
     def over(cls, group: Group) -> Channels:
-        """Make the channels over the ranks of a group. Collective: all of them."""
+        """Return the channels over the ranks of a group, made once per group. Collective: all of them."""
         if group.size == 1:
             return cls(group, group, group)
-        ranks = range(group.size)
-        return cls(group, group.subgroup(ranks), group.subgroup(ranks))
+        if group not in _channels:
+            ranks = range(group.size)
+            _channels[group] = group.subgroup(ranks), group.subgroup(ranks)
+        return cls(group, *_channels[group])
 
 
 @dataclass

@@ -73,7 +73,8 @@ class AccessStats:
         self._table_of = {f: t for t in self.tables for f in t.feature_names}
         self._cells = np.zeros((max(1, min(self.total_rows, max_cells)), 3), np.uint8)
         self._keys, self._carries = np.full(1 << 10, -1, np.int64), np.zeros((1 << 10, 2), np.int64)
-        self._num_carries = 0
+        self._num_carries = 0  # at most this many keys are in use
+        self._known: dict[tuple[str, ...], tuple[np.ndarray, np.ndarray]] = {}
         self.num_batches = self.num_samples = self.num_accesses = self.num_distinct = 0
 
     @classmethod
@@ -100,9 +101,7 @@ class AccessStats:
 
     def add_ids(self, features: Sequence[str], values: np.ndarray, starts: np.ndarray, num_samples: int) -> None:
         """Count ids given feature by feature: feature f has ``values[starts[f]:starts[f + 1]]``."""
-        tables = [self._table_of[f] for f in features]
-        first = np.array([self._first[t.name] for t in tables], np.int64)
-        bound = np.array([t.num_embeddings for t in tables], np.int64)
+        first, bound = self._ranges(tuple(features))
         stamp = self.num_batches % 255 + 1
         if stamp == 1 and self.num_batches:
             self._cells[:, 2] = 0
@@ -114,9 +113,10 @@ class AccessStats:
                 values, starts, first, bound, *settings, feature, position
             )
             if carried < 0:
+                name = features[feature]
                 raise IdRangeError(
-                    f"feature {features[feature]!r} holds the id {int(values[position])}; expected ids in "
-                    f"[0, {bound[feature]}), the rows of table {tables[feature].name!r}; enlarge the table"
+                    f"feature {name!r} holds the id {int(values[position])}; expected ids in [0, {bound[feature]}), "
+                    f"the rows of table {self._table_of[name].name!r}; enlarge the table"
                 )
             self._num_carries += carried
             self.num_distinct += distinct
@@ -124,10 +124,21 @@ class AccessStats:
         self.num_samples += num_samples
         self.num_accesses += int(starts[-1])
 
+    def _ranges(self, features: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the first row and the number of rows of each feature's table."""
+        if features not in self._known:
+            tables = [self._table_of[f] for f in features]
+            first = np.array([self._first[t.name] for t in tables], np.int64)
+            self._known[features] = first, np.array([t.num_embeddings for t in tables], np.int64)
+        return self._known[features]
+
     def _make_room(self) -> None:
-        """Double the table of carries when it is a quarter full (a kernel call adds at most another half)."""
+        """Grow the table of carries when it is a quarter full (a kernel call adds at most another half)."""
+        if self._num_carries * 4 < len(self._keys):
+            return
         used = self._keys >= 0
-        if int(used.sum()) * 4 < len(self._keys):
+        self._num_carries = int(used.sum())
+        if self._num_carries * 4 < len(self._keys):
             return
         keys, carries = self._keys[used], self._carries[used]
         size = 4 * len(self._keys)
@@ -259,6 +270,7 @@ class AccessStats:
         for start in range(0, len(rows), 1 << 8):
             self._make_room()
             block = slice(start, start + (1 << 8))
+            self._num_carries += 1 << 8
             total = total_rows or self.total_rows
             add_counts(rows[block], amounts[block], total, self._cells, self._keys, self._carries)
 

@@ -187,7 +187,8 @@ class RowLayout:
         starts = np.concatenate([[0], np.cumsum([t.num_embeddings for t in tables])])
         self.first_row = {t.name: int(start) for t, start in zip(tables, starts, strict=False)}
         self.bounds = np.array([self.num_rows * r // world_size for r in range(world_size + 1)], np.int64)
-        self.multiplier = _coprime_near_golden(self.num_rows)
+        # One rank owns all rows: no need to scatter them.
+        self.multiplier = _coprime_near_golden(self.num_rows) if world_size > 1 else 1
         self._inverse = pow(self.multiplier, -1, self.num_rows) if self.num_rows > 1 else 0
         self._table_of_feature = {f: t for t in self.tables for f in t.feature_names}
 

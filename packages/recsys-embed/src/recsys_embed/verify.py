@@ -222,7 +222,9 @@ def _rowwise_adagrad(o: Any, w: Tensor, states: list[Tensor], rows: Tensor, grad
     for column in range(g.shape[1]):  # one by one: the sum is defined by its order
         squares += g[:, column] * g[:, column]
     states[0][rows] += squares / g.shape[1]
-    w[rows] -= (o.lr / (_root(states[0][rows]) + o.eps)).unsqueeze(1) * g
+    # Division of a Python number by a tensor would round twice.
+    factor = torch.tensor(o.lr, dtype=w.dtype) / (_root(states[0][rows]) + o.eps)
+    w[rows] -= factor.unsqueeze(1) * g
 
 
 def _adam(o: Any, w: Tensor, states: list[Tensor], rows: Tensor, grad: Tensor, step: int) -> None:

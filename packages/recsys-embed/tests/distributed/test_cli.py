@@ -13,7 +13,7 @@ pytestmark = pytest.mark.distributed
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     folder = tmp_path_factory.mktemp("clicks")
-    make_clicks(1500, [FieldSpec("a", 60), FieldSpec("b", 40, 1.2)], num_dense=3).save(folder)
+    make_clicks(6000, [FieldSpec("a", 60), FieldSpec("b", 40, 1.2)], num_dense=3).save(folder)
     return f"folder:{folder}"
 
 
@@ -25,7 +25,7 @@ def run_json(capsys, *words):
 def test_stats_plan_explain(dataset, capsys, tmp_path):
     common = ("--dataset", dataset, "--batch-size", "100")
     code, skew = run_json(capsys, "stats", *common)
-    assert (code, skew["num_accesses"]) == (0, 3000)
+    assert (code, skew["num_accesses"]) == (0, 12_000)
     path = str(tmp_path / "plan.json")
     code, plan = run_json(capsys, "plan", *common, "--ranks", "4", "--out", path, "--hot", "5")
     assert (code, plan["world_size"], sum(map(len, plan["hot_rows"].values()))) == (0, 4, 5)
@@ -34,11 +34,11 @@ def test_stats_plan_explain(dataset, capsys, tmp_path):
 
 
 def test_train_on_two_ranks_learns(dataset, capsys):
-    words = ("--dataset", dataset, "--batch-size", "50", "--ranks", "2", "--epochs", "6", "--width", "8")
-    code, result = run_json(capsys, "train", *words, "--hot", "10")
-    assert (code, result["hot_rows"], len(result["epochs"])) == (0, 10, 6)
+    words = ("--dataset", dataset, "--batch-size", "50", "--ranks", "2", "--epochs", "3", "--width", "4")
+    code, result = run_json(capsys, "train", *words, "--hot", "10", "--learning-rate", "0.02")
+    assert (code, result["hot_rows"], len(result["epochs"])) == (0, 10, 3)
     assert result["epochs"][-1]["loss"] < result["epochs"][0]["loss"]
-    assert result["auc"] > 0.6
+    assert result["auc"] > 0.55
 
 
 def test_verify_on_own_data(dataset, capsys):

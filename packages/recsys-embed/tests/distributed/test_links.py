@@ -15,7 +15,7 @@ pytestmark = [
 
 def test_fewer_bytes_and_less_waiting_than_plain_ways():
     with hosts.ShapedHosts([1, 1], 100.0, timeout_seconds=60.0) as network:
-        base = {"batch_size": 256, "width": 32, "steps": 5, "zipf_rows": 2000}
+        base = {"batch_size": 256, "width": 32, "steps": 5, "zipf_rows": 2000, "hidden": (16, 8)}
         net = network.run(measure_links)[0]
         plan = bench_plan(BenchJob("ours", **base), net, 2, 0.02)
         found, sent = {}, {}

@@ -13,7 +13,6 @@ __all__ = ["add_counts", "count_batch", "histogram", "read_counts"]
 
 CARRY = 255
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-_AHEAD = 16
 
 
 @njit(cache=True, nogil=True, inline="always")

@@ -30,7 +30,7 @@ def place_ids(values, starts, first_rows, num_rows, policy, multiplier, total, p
                 if policy == STRICT:
                     return position
                 row = min(max(row, 0), bound - 1) if policy == CLAMP else row % bound
-            places[position] = (first + row) * multiplier % total
+            places[position] = first + row if multiplier == 1 else (first + row) * multiplier % total
     return -1
 
 
