@@ -29,9 +29,7 @@ def serve_rendezvous(interface: str = "127.0.0.1") -> tuple[dist.TCPStore, str]:
     return server, f"{interface}:{server.port}"
 
 
-def connect(
-    generation: Generation, worker: str, interface: str = "127.0.0.1", timeout_seconds: float = 10.0
-) -> Links:
+def connect(generation: Generation, worker: str, interface: str = "127.0.0.1", timeout_seconds: float = 10.0) -> Links:
     """Connect this worker with all members of a generation.
 
     Args:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from elastic_train import session
 from elastic_train.errors import StateMismatchError, input_error
 from elastic_train.group import Links
 
@@ -53,6 +54,7 @@ class State:
             if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
                 raise input_error(name, value, "an object with state_dict and load_state_dict", "leave it out")
         self._objects = objects
+        session.adopt_state(self)
 
     def prepare(self) -> None:
         """Let optimizers that never stepped make their state, without changing a parameter."""
@@ -145,6 +147,8 @@ def _make_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
 
 def _lift(value: Any, where: str, tensors: list[tuple[str, Tensor]]) -> Any:
     if isinstance(value, Tensor):
+        if not value.is_contiguous():
+            raise input_error(where, tuple(value.stride()), "a contiguous tensor", "store it contiguously")
         tensors.append((where, value.detach()))
         return _Slot(len(tensors) - 1)
     if isinstance(value, dict):

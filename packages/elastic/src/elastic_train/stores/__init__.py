@@ -1,7 +1,7 @@
 """Key-value stores that hold the state of a job: versions for compare-and-swap, leases for liveness.
 
 Every store offers the same five operations, see :class:`Store`. A version is a number that grows with every write to
-the store, so the version of an election is a fencing token. ``open_store("file:///tmp/job")`` makes one from an address.
+the store, so the version of an election is a fencing token. ``open_store("file:///tmp/job")`` makes one by address.
 
 ===========  =======================================================  =============================================
 store        for                                                      lost when

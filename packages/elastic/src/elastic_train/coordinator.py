@@ -1,0 +1,136 @@
+"""What the leader does about membership: one pure function from what it sees to the next generation.
+
+Members report a phase in their own leased record. The decision depends on nothing else, so a new leader takes over in
+mid-course without being told anything, and the function is tested on every combination.
+
+========  =============================================================================
+phase     meaning
+========  =============================================================================
+ready     prepared, waits to be taken in
+running   trains in ``generation``
+failed    lost a peer in ``generation``, waits for a generation of the survivors
+========  =============================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastic_train.generation import Generation
+
+__all__ = ["Change", "Limits", "Member", "decide"]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A worker as its record shows it.
+
+    Attributes:
+        worker: Its id.
+        phase: ``"ready"``, ``"running"`` or ``"failed"``.
+        generation: Number of the generation it runs or failed in, 0 before the first.
+        host: Host name.
+        pid: Process id there.
+        pid_started: Start time of the process in kernel ticks, which tells it from a later one of the same id.
+        joined: Order of joining.
+        is_leaving: Whether it asked to leave.
+    """
+
+    worker: str
+    phase: str = "ready"
+    generation: int = 0
+    host: str = ""
+    pid: int = 0
+    pid_started: int = 0
+    joined: float = 0.0
+    is_leaving: bool = False
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many workers a job may have."""
+
+    min_workers: int = 1
+    max_workers: int = 64
+
+
+@dataclass(frozen=True)
+class Change:
+    """What the leader writes next: a commit of the newest generation, or a new one of ``members``."""
+
+    members: tuple[str, ...]
+    reason: str
+
+
+def decide(newest: Generation | None, alive: dict[str, Member], limits: Limits) -> Change | None:
+    """Return what to do about membership now.
+
+    Args:
+        newest: The newest generation, ``None`` before the first.
+        alive: Workers whose lease holds and whose process lives.
+        limits: Bounds on the number of workers.
+
+    Returns:
+        A change, or ``None`` to wait.
+
+    >>> decide(None, {"a": Member("a")}, Limits(min_workers=1)).members
+    ('a',)
+    """
+    ready = sorted((m for m in alive.values() if m.phase == "ready"), key=lambda m: (m.joined, m.worker))
+    newcomers = [m.worker for m in ready if not m.is_leaving]
+    if newest is None:
+        enough = len(newcomers) >= limits.min_workers
+        return Change(tuple(newcomers[: limits.max_workers]), "start") if enough else None
+    failed = [m for m in alive.values() if m.phase == "failed"]
+    running = [m for m in alive.values() if m.phase == "running"]
+    if failed:
+        return _recover(newest, alive, failed, running)
+    if newest.status == "prepare":
+        if all(w in alive and alive[w].phase == "running" and alive[w].generation >= newest.number
+               for w in newest.members):  # fmt: skip
+            return Change(newest.members, "commit")
+        if all(w in alive for w in newest.members):
+            return None
+        base = [w for w in newest.members if w in alive and alive[w].phase == "running"]
+        if not running:  # the first generation lost a member before it ran
+            enough = len(newcomers) >= limits.min_workers
+            return Change(tuple(newcomers[: limits.max_workers]), "start") if enough else None
+        return _resize(newest, base, newcomers, alive, limits, is_forced=True)
+    return _resize(newest, [w for w in newest.members if w in alive], newcomers, alive, limits)
+
+
+def _recover(
+    newest: Generation, alive: dict[str, Member], failed: list[Member], running: list[Member]
+) -> Change | None:
+    """Gather the survivors once all of them know of the failure."""
+    if running:
+        return None
+    is_newest_lost = any(m.generation >= newest.number for m in failed) or any(w not in alive for w in newest.members)
+    if not is_newest_lost:
+        return None
+    order = {worker: rank for rank, worker in enumerate(newest.members)}
+    survivors = sorted((m.worker for m in failed), key=lambda w: (order.get(w, len(order)), w))
+    return Change(tuple(survivors), "failure")
+
+
+def _resize(
+    newest: Generation,
+    base: list[str],
+    newcomers: list[str],
+    alive: dict[str, Member],
+    limits: Limits,
+    is_forced: bool = False,
+) -> Change | None:
+    """Let those go that want to, take in those that wait."""
+    staying = [w for w in base if not alive[w].is_leaving]
+    wanted = (staying + newcomers)[: limits.max_workers]
+    if len(wanted) < limits.min_workers:
+        wanted = (base + newcomers)[: limits.max_workers]
+    lost = [w for w in newest.members if w not in alive and w not in wanted]
+    if not wanted or (lost and not is_forced):
+        return None  # those who still train will notice and report
+    if tuple(wanted) == newest.members:
+        return None
+    grows, shrinks = any(w in newcomers for w in wanted), len(staying) < len(base)
+    reason = "replace" if grows and shrinks else "scale-out" if grows else "scale-in"
+    return Change(tuple(wanted), reason)

@@ -1,0 +1,238 @@
+"""A training job that workers join and leave while it runs.
+
+The training thread meets the others once per step, in a vote: each worker says which generation it could switch to.
+When all say the same, all switch after this very step, so nobody needs to be told when. The vote is also the commit of
+the step: it comes after the gradients are summed and before the optimizer steps. A worker that loses a peer before the
+vote is through drops its gradients, waits for a generation of the survivors, takes the state of those that got further
+(at most one step), and the same global batch is done again.
+
+    backward ... sum of gradients | vote | optimizer step, cursor += batch | switch when voted | next batch
+
+Source: "Elastic Deep Learning in Multi-Tenant GPU Clusters", stop-free scaling; the commit vote before the optimizer's
+step is torchft's. Where we differ: the vote carries the switch, the paper's leader names a step a fixed time ahead.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from elastic_train.agent import Agent
+from elastic_train.errors import ElasticError, FencedError, InputError, WorkerLostError
+from elastic_train.events import EventLog
+from elastic_train.gradients import GradientSum
+from elastic_train.group import Links
+from elastic_train.state import State
+
+__all__ = ["Job", "StepInfo"]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """What happened at the end of a batch.
+
+    Attributes:
+        step: Steps committed so far.
+        generation: Generation of the next step.
+        num_workers: Its workers.
+        is_resized: Whether membership changed after this step.
+        pause_seconds: How long the change held this worker up.
+    """
+
+    step: int
+    generation: int
+    num_workers: int
+    is_resized: bool = False
+    pause_seconds: float = 0.0
+
+
+class Job:
+    """This worker's place in a job; made by :func:`elastic_train.init`.
+
+    Args:
+        agent: The agent.
+        events: Where events go.
+        recover_seconds: Longest wait for the survivors of a failure, or for the first generation.
+
+    Attributes:
+        step: Steps committed.
+        epoch: Present epoch of the data.
+        cursor: Samples of the epoch that are done.
+        is_leaving: Whether this worker has left and its loop should end.
+    """
+
+    def __init__(self, agent: Agent, events: EventLog, recover_seconds: float = 60.0):
+        self.agent, self.events, self._recover_seconds = agent, events, recover_seconds
+        self.step, self.epoch, self.cursor = 0, 0, 0
+        self.is_leaving = False
+        self.links: Links | None = None
+        self.gradients: GradientSum | None = None
+        self.state: State | None = None
+        self.batch_size = 0
+        self._switch_to, self._is_open, self._has_run = 0, False, False
+        self._callbacks: list[Callable[[StepInfo], None]] = []
+
+    def wrap(self, module: torch.nn.Module) -> torch.nn.Module:
+        """Sum the module's gradients over the workers; returns the module."""
+        if self.gradients is not None:
+            raise InputError("wrap was called twice: expected one module; wrap a module that holds both")
+        self.gradients = GradientSum(module)
+        return module
+
+    def on_resize(self, callback: Callable[[StepInfo], None]) -> None:
+        """Call ``callback`` whenever membership has changed."""
+        self._callbacks.append(callback)
+
+    def join(self) -> None:
+        """Wait to be taken in and get the state; returns at once in a worker that has joined."""
+        if self.links is not None or self.is_leaving:
+            return
+        if self.gradients is None or self.state is None:
+            missing = "wrap(module)" if self.gradients is None else "State(...)"
+            raise InputError(f"the job lacks {missing}: expected both before the first batch; call it after init")
+        self.state.prepare()
+        self.agent.start()
+        self.events.write("ready")
+        self._enter_next(after=0)
+
+    def set_share(self, num_samples: int, num_global: int) -> None:
+        """Say how many of the global batch's samples this worker computes."""
+        assert self.gradients is not None
+        self.gradients.share, self.batch_size = num_samples / num_global, num_global
+
+    def commit(self) -> bool:
+        """Finish the gradients and vote; returns whether the step counts."""
+        if self._is_open:
+            raise ElasticError(
+                f"step {self.step} was not ended: expected notify_batch_end() after each optimizer step; add the call"
+            )
+        assert self.links is not None
+        assert self.gradients is not None
+        try:
+            self.gradients.finish()
+            number = self.agent.offered()[0]
+            lowest, highest = self.links.minimum([number, -number]) if self.links.size > 1 else (number, -number)
+        except RuntimeError as error:
+            self._recover(error)
+            return False
+        self._switch_to = lowest if lowest == -highest else 0
+        self.step += 1
+        self.cursor += self.batch_size
+        self._is_open = True
+        return True
+
+    def notify_batch_end(self) -> StepInfo:
+        """End the step; the only place where membership changes in good order."""
+        self._is_open = False
+        if self.agent.failure is not None:
+            raise WorkerLostError(f"the agent of this worker ended: {self.agent.failure}; restart it as a newcomer")
+        if not self._switch_to:
+            return self._info()
+        number, self._switch_to = self._switch_to, 0
+        begin = time.monotonic()
+        old, self.links = self.links, self.agent.take()
+        if self.links is None:
+            self._go()
+            return self._info(True, time.monotonic() - begin)
+        try:
+            self._enter(self.links)
+        except RuntimeError as error:
+            self._recover(error, number)
+        if old is not None:
+            old.drop()
+        info = self._info(True, time.monotonic() - begin)
+        self.events.write("switched", generation=number, step=self.step, seconds=info.pause_seconds)
+        return info
+
+    def finish(self) -> None:
+        """Wait for the others at the end of training, then give up the place."""
+        if self.links is not None and self.links.size > 1:
+            try:
+                self.links.minimum([0])
+            except RuntimeError as error:
+                _logger.info("a peer ended before the last barrier: %s", error)
+        self._go()
+
+    def _go(self) -> None:
+        """Give up the place in the job."""
+        self.is_leaving = True
+        self.events.write("left", step=self.step)
+        self.agent.close()
+        if self.links is not None:
+            self.links.drop()
+            self.links = None
+
+    def _info(self, is_resized: bool = False, pause_seconds: float = 0.0) -> StepInfo:
+        links = self.links
+        info = StepInfo(self.step, links.number if links else 0, links.size if links else 0, is_resized, pause_seconds)
+        if is_resized:
+            for callback in self._callbacks:
+                callback(info)
+        return info
+
+    def _recover(self, error: Exception, number: int | None = None) -> None:
+        """Drop the step and go on with the survivors."""
+        begin = time.monotonic()
+        assert self.gradients is not None
+        failed = number or (self.links.number if self.links else 0)
+        self.events.write("failed", generation=failed, step=self.step, error=str(error)[:200])
+        self.gradients.reset()
+        self.gradients.links = None
+        if self.links is not None:
+            self.links.drop()
+            self.links = None
+        self._enter_next(after=self.agent.report_failed(failed))
+        self.events.write(
+            "recovered", generation=self._info().generation, step=self.step, seconds=time.monotonic() - begin
+        )
+        self._info(is_resized=True, pause_seconds=time.monotonic() - begin)
+
+    def _enter_next(self, after: int) -> None:
+        """Wait for a generation newer than ``after`` and enter it; on failure, for the one after that."""
+        deadline = time.monotonic() + self._recover_seconds
+        while True:
+            number, links = self.agent.offered()
+            if self.agent.failure is not None:
+                raise WorkerLostError(f"the agent of this worker ended: {self.agent.failure}; restart it")
+            if number > after and links is not None:
+                self.links = self.agent.take()
+                assert self.links is not None
+                try:
+                    self._enter(self.links)
+                    return
+                except RuntimeError as error:
+                    if isinstance(error, ElasticError):
+                        raise
+                    self.links.drop()
+                    self.links, after = None, self.agent.report_failed(number)
+            newest = self.agent.newest
+            if self._has_run and newest and newest.number > after and not self.agent.is_member_of(newest):
+                raise FencedError(
+                    f"generation {newest.number} goes on without this worker: expected it among {newest.members}; "
+                    "start it anew as a newcomer"
+                )
+            if time.monotonic() > deadline:
+                raise WorkerLostError(
+                    f"no generation after {after} within {self._recover_seconds:.0f} s: expected enough workers "
+                    "to be ready; start more, or lower min_workers"
+                )
+            time.sleep(0.002)
+
+    def _enter(self, links: Links) -> None:
+        """Begin to work in a generation: bring the state to those who lack it."""
+        assert self.gradients is not None
+        assert self.state is not None
+        steps = links.gather(self.step + 1 if self._has_run else 0) if links.size > 1 else [1]
+        sources = [rank for rank, step in enumerate(steps) if step == max(steps)] if max(steps) else [0]
+        progress = {"step": self.step, "epoch": self.epoch, "cursor": self.cursor}
+        progress = self.state.share(links, sources, progress)
+        self.step, self.epoch, self.cursor = progress["step"], progress["epoch"], progress["cursor"]
+        self.links = self.gradients.links = links
+        self._has_run = True
+        self.agent.report_running(links.number)

@@ -1,0 +1,132 @@
+"""The job of this process, so that a training script need not pass it around."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+from elastic_train.errors import InputError, JobStateError, input_error
+from elastic_train.events import EventLog
+
+if TYPE_CHECKING:
+    import torch
+
+    from elastic_train.job import Job, StepInfo
+    from elastic_train.state import State
+
+__all__ = ["adopt_state", "current_job", "init", "notify_batch_end", "on_resize", "wrap"]
+
+_job: Job | None = None
+
+
+def init(
+    store: str | None = None,
+    job_id: str | None = None,
+    min_workers: int | None = None,
+    max_workers: int | None = None,
+    worker_id: str | None = None,
+    lease_seconds: float | None = None,
+    timeout_seconds: float = 10.0,
+    interface: str = "127.0.0.1",
+) -> Job:
+    """Make this process a worker of a job; what is left out comes from the launcher's environment.
+
+    Args:
+        store: Address of the job's store, see :func:`elastic_train.stores.open_store`.
+        job_id: Name of the job, the same on all its workers.
+        min_workers: Workers to wait for at the start, and fewest to keep when some want to leave.
+        max_workers: Most workers; others wait.
+        worker_id: Name of this worker, of its own; made from host and process id by default.
+        lease_seconds: After this long without a sign a worker counts as lost.
+        timeout_seconds: Longest wait for peers in one collective.
+        interface: Address that sockets bind to; loopback unless the job spans hosts.
+
+    Returns:
+        The job.
+
+    Raises:
+        InputError: Limits that cannot hold, or no store or job id.
+        JobStateError: The job has ended already, or another worker has this id.
+        StoreError: The store cannot be reached.
+
+    On SIGTERM the worker leaves in good order at the end of a step.
+    """
+    global _job
+    from elastic_train.agent import Agent
+    from elastic_train.coordinator import Limits
+    from elastic_train.job import Job
+    from elastic_train.stores import open_store
+
+    address, name = store or os.environ.get("ELASTIC_TRAIN_STORE"), job_id or os.environ.get("ELASTIC_TRAIN_JOB")
+    if not address or not name:
+        missing = "store" if not address else "job_id"
+        raise input_error(missing, None, "a value", "pass it, or start the script with elastic-train run")
+    least = _number(min_workers, "ELASTIC_TRAIN_MIN_WORKERS", 1)
+    most = _number(max_workers, "ELASTIC_TRAIN_MAX_WORKERS", max(64, least))
+    if not 1 <= least <= most:
+        raise input_error("min_workers", least, f"between 1 and max_workers={most}", "correct the limits")
+    worker = worker_id or os.environ.get("ELASTIC_TRAIN_WORKER") or f"{socket.gethostname()}-{os.getpid()}"
+    opened = open_store(address)
+    _check_free(opened, name, worker)
+    lease = lease_seconds or float(os.environ.get("ELASTIC_TRAIN_LEASE_SECONDS", "2.0"))
+    events = EventLog(os.environ.get("ELASTIC_TRAIN_EVENTS"), worker)
+    limits = Limits(least, most)
+    agent = Agent(opened, name, worker, limits, events, lease, timeout_seconds, interface)
+    _job = Job(agent, events)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda *_: agent.ask_to_leave())
+    return _job
+
+
+def _number(value: int | None, variable: str, default: int) -> int:
+    return value if value is not None else int(os.environ.get(variable, default))
+
+
+def _check_free(store, job: str, worker: str) -> None:
+    members = store.scan(f"{job}/member/")
+    if f"{job}/member/{worker}" in members:
+        raise JobStateError(
+            f"worker id {worker!r} is taken in job {job!r}: expected an id of its own on host {socket.gethostname()}; "
+            "pass another worker_id"
+        )
+    newest = store.get(f"{job}/generation")
+    if newest is not None and not members:
+        raise JobStateError(
+            f"job id {job!r} is taken: its generation {newest.value['number']} has ended and no worker is left; "
+            "choose another job id"
+        )
+
+
+def current_job() -> Job:
+    """Return the job of this process.
+
+    Raises:
+        InputError: There is none yet.
+    """
+    if _job is None:
+        raise InputError("this process has no job: expected elastic_train.init(...) before; call it first")
+    return _job
+
+
+def adopt_state(state: State) -> None:
+    """Make ``state`` the state of this process's job, if there is one."""
+    if _job is not None:
+        _job.state = state
+
+
+def wrap(module: torch.nn.Module) -> torch.nn.Module:
+    """Sum the module's gradients over the workers of the job; returns the module itself."""
+    return current_job().wrap(module)
+
+
+def notify_batch_end() -> StepInfo:
+    """End a training step; membership changes here."""
+    return current_job().notify_batch_end()
+
+
+def on_resize(callback) -> None:
+    """Call ``callback(info)`` whenever membership has changed."""
+    current_job().on_resize(callback)
