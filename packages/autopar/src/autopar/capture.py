@@ -90,19 +90,8 @@ def trace(
             "flow; torch.export.export(model, inputs, strict=False) shows the place"
         ) from error
     graph = _read(program, prefix, type(model).__name__, optimizer)
-    graph.aliases = _tied_names(model)
     graph.capture_seconds = time.perf_counter() - begin
     return graph
-
-
-def _tied_names(model: nn.Module) -> dict[str, str]:
-    """Return all names under which a parameter is reachable besides its first, in ``named_parameters`` order."""
-    first: dict[int, str] = {}
-    return {
-        name: first[id(parameter)]
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-        if first.setdefault(id(parameter), name) != name
-    }
 
 
 def _read(program: Any, prefix: str, module_name: str, optimizer: str) -> Graph:
@@ -117,6 +106,8 @@ def _read(program: Any, prefix: str, module_name: str, optimizer: str) -> Graph:
     for node in graph.nodes:
         if node.op == "output":
             continue
+        if node.op == "placeholder" and not node.users and leaves[node.name].kind.name != "USER_INPUT":
+            continue  # another name of a tied tensor, or one that the step never reads
         if node.op == "placeholder":
             kind, target = _leaf_kind(leaves[node.name], prefix)
             num_inputs += kind == "input"

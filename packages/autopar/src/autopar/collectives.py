@@ -87,12 +87,8 @@ class _StepFunction(torch.autograd.Function):
         step = ctx.step
         form, to = step.before[step.axis], step.after[step.axis]
         action = _ACTIONS[step.backward]
-        return (
-            action(grad, _gradient_form(to), _gradient_form(form), ctx.groups, step.axis, "backward"),
-            None,
-            None,
-            None,
-        )
+        forms = _gradient_form(to), _gradient_form(form)
+        return action(grad, *forms, ctx.groups, step.axis, "backward"), None, None, None
 
 
 def _gradient_form(form: int) -> int:

@@ -8,9 +8,9 @@ bytes (inputs and output), f and b the device's rates of arithmetic and of memor
     collective  Interconnect.seconds, plus bytes copied before and after at rate b
     optimiser   (3 + 2 k) s / b for s bytes of parameters and k states each
 
-A measured operator (:mod:`autopar.operator_profile`) replaces the first line. Memory is what one device holds at the start of
-the backward pass: parameters, their gradient buffers and optimiser state, everything saved for the backward pass, and
-on top the largest working set that any single operator needs.
+A measured operator (:mod:`autopar.operator_profile`) replaces the first line. Memory is what one device holds at the
+start of the backward pass: parameters, their gradient buffers and optimiser state, everything saved for the backward
+pass, and on top the largest working set that any single operator needs.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from autopar.collectives import MeshGroups, convert
 from autopar.errors import PlanMismatchError
 from autopar.graph import Graph
 from autopar.local_operators import LocalContext, run_operator
-from autopar.placement import Layout, local_shape, shard
+from autopar.placement import Layout, R, local_shape, shard
 from autopar.plan import Plan
 from autopar.schedule import Schedule
 from core_kernels.comm import Group
@@ -68,8 +68,8 @@ def apply(
         size *= axis
     if size != group.size:
         raise PlanMismatchError(
-            f"the group has {group.size} ranks; expected {size}, the mesh {tuple(plan.mesh)} of the plan; start as many "
-            "ranks, or choose a plan for this many"
+            f"the group has {group.size} ranks; expected {size}, the mesh {tuple(plan.mesh)} of the plan; start as "
+            "many ranks, or choose a plan for this many"
         )
     parallel = ParallelModule(model, plan, graph, group, seed)
     if verify and group.size > 1:
@@ -120,13 +120,16 @@ class ParallelModule(nn.Module):
             made[operator.target] = nn.Parameter(local) if operator.kind == "parameter" else local
             self._layouts[operator.target] = layout
             self._tensors[position] = made[operator.target]
-        names = [*made, *(name for name in full if name not in made)]
-        for name in names:
-            tensor = made.get(name, made.get(graph.aliases.get(name, "")))
-            if tensor is None:
-                tensor = _alias_of(name, full, made)
-            self._layouts.setdefault(name, self._layouts.get(graph.aliases.get(name, ""), (-1,) * len(mesh)))
-            _register(self, name, tensor)
+        home = {id(full[name]): name for name in made}
+        for name, tensor in full.items():
+            first = home.get(id(tensor))
+            if first is not None:
+                self._layouts[name] = self._layouts[first]
+                _register(self, name, made[first])
+            else:  # the step never reads it
+                own = tensor.detach().clone()
+                self._layouts[name] = (R,) * len(mesh)
+                _register(self, name, nn.Parameter(own) if isinstance(tensor, nn.Parameter) else own)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the loss of a global batch, whole on every rank.
@@ -191,6 +194,10 @@ class ParallelModule(nn.Module):
                 "traced; pass that batch on every rank, or trace and search again for this one"
             )
 
+    def predicted_collectives(self) -> dict[str, dict[str, int]]:
+        """Return the calls and bytes of one training step that the plan predicts for this rank, as counted."""
+        return self._schedule.counted_messages(self.groups.coordinate)
+
     def full_tensors(self) -> dict[str, Tensor]:
         """Return every parameter and buffer whole. Collective: all ranks."""
         return {name: self.gather(name, tensor) for name, tensor in self._own_tensors().items()}
@@ -203,7 +210,7 @@ class ParallelModule(nn.Module):
         from autopar.resharding import plan_steps
 
         layout = self._layouts[name]
-        steps = plan_steps(layout, (-1,) * len(layout))
+        steps = plan_steps(layout, (R,) * len(layout))
         return convert(local.detach(), steps or (), self.groups)
 
     def _own_tensors(self) -> dict[str, Tensor]:
@@ -219,15 +226,6 @@ class ParallelModule(nn.Module):
             kind = self.groups.world.device.type
             self._device_mesh = init_device_mesh(kind, tuple(self.plan.mesh), mesh_dim_names=names)
         return self._device_mesh
-
-
-def _alias_of(name: str, full: dict[str, Tensor], made: dict[str, Tensor]) -> Tensor:
-    """Return the part already made for a tied tensor; a tensor the step never reads is kept whole."""
-    for other, tensor in made.items():
-        if full[other] is full[name]:
-            return tensor
-    tensor = full[name].detach().clone()
-    return nn.Parameter(tensor) if isinstance(full[name], nn.Parameter) else tensor
 
 
 def _register(module: nn.Module, name: str, tensor: Tensor) -> None:

@@ -92,7 +92,6 @@ class Graph:
         result: Position of the loss.
         optimizer: Name of the optimiser whose state is planned for.
         module_name: Class of the module.
-        aliases: Further names of tied parameters, to the one that holds the tensor.
         capture_seconds: How long the capture took.
     """
 
@@ -103,7 +102,6 @@ class Graph:
     module_name: str
     fx_graph: fx.Graph
     num_inputs: int
-    aliases: dict[str, str] = field(default_factory=dict)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     capture_seconds: float = 0.0
 

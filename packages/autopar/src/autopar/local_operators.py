@@ -120,8 +120,8 @@ def _run_loss(operator: Operator, config: Configuration, inputs: list[Tensor], c
         ignored = operator.argument(4, "ignore_index", -100)
         if axes and bool((inputs[1] == ignored).any()):
             raise ProblemError(
-                f"{operator.kind} met the ignored label {ignored}; expected none, because a mean split over ranks would "
-                "weigh its parts wrongly; drop those samples, or keep the loss whole with a constraint"
+                f"{operator.kind} met the ignored label {ignored}; expected none, because a mean split over ranks "
+                "would weigh its parts wrongly; drop those samples, or keep the loss whole with a constraint"
             )
     loss = _call(operator, inputs)
     return loss / context.size(axes) if is_averaged(operator) and axes else loss
@@ -264,9 +264,7 @@ def _run_update(operator: Operator, config: Configuration, inputs: list[Tensor],
     return inputs[0] + operator.argument(1, "other") if len(inputs) == 1 else inputs[0] + inputs[1]
 
 
-def _run_in_place_activation(
-    operator: Operator, config: Configuration, inputs: list[Tensor], _: LocalContext
-) -> Tensor:
+def _run_in_place(operator: Operator, config: Configuration, inputs: list[Tensor], _: LocalContext) -> Tensor:
     return getattr(torch.nn.functional, operator.kind.rstrip("_"))(*inputs)
 
 
@@ -274,7 +272,7 @@ _SPECIAL: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("view", "reshape", "flatten", "unflatten", "_unsafe_view", "unsqueeze", "squeeze"), _run_reshape),
     **dict.fromkeys(("expand", "expand_as"), _run_expand),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _run_convolution),
-    **dict.fromkeys(("relu_", "silu_"), _run_in_place_activation),
+    **dict.fromkeys(("relu_", "silu_"), _run_in_place),
     **dict.fromkeys(("dropout", "dropout_"), _run_dropout),
     **dict.fromkeys(
         (

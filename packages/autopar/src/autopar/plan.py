@@ -161,8 +161,8 @@ class Plan(PlanDocument):
         lines = [] if self.mesh == other.mesh else [f"mesh: {self.mesh} | {other.mesh}"]
         for mine, theirs in ((self.parameters, other.parameters), (self.operators, other.operators)):
             for name in [*mine, *(name for name in theirs if name not in mine)]:
-                if mine.get(name) != theirs.get(name):
-                    lines.append(f"{name}: {_short(mine.get(name))} | {_short(theirs.get(name))}")
+                here, there = mine.get(name), theirs.get(name)
+                lines += [] if here == there else [f"{name}: {_short(here)} | {_short(there)}"]
         return "\n".join(lines)
 
 

@@ -51,8 +51,8 @@ class PlanFrontier(Frontier):
             plan = self[0]
             raise InfeasibleError(
                 f"memory={memory:g} is not feasible: the least memory of any plan is {self.memory[0]:g} bytes "
-                f"({format_bytes(self.memory[0])}), most of it for {plan.predicted.binding}; raise the budget, use more "
-                "devices or a smaller batch"
+                f"({format_bytes(self.memory[0])}), most of it for {plan.predicted.binding}; raise the budget, use "
+                "more devices or a smaller batch"
             )
         return super().mini_time(memory)
 
@@ -155,8 +155,8 @@ def _constraint(graph: Graph, wanted: dict[str, str]) -> Callable[[str, Operator
 def _search_spaces(spaces: Iterable[SearchSpace], eps: float, max_levels: int) -> PlanFrontier:
     found: list[tuple[SearchSpace, Frontier, float]] = []
     for space in spaces:
-        for level in space.working_levels(max_levels):
-            found.append((space, track(space.problem(level), eps), level))
+        levels = space.working_levels(max_levels)
+        found += [(space, track(space.problem(level), eps), level) for level in levels]
     if not any(len(frontier) for _, frontier, _ in found):
         raise InfeasibleError("no plan meets the constraints on any mesh; drop a constraint, or allow more meshes")
     memory = np.concatenate([frontier.memory + level for _, frontier, level in found])
@@ -202,7 +202,8 @@ def plan_of(space: SearchSpace, choices: Sequence[int], memory: float | None = N
     predicted = _predict(space, choices, storages, schedule)
     return Plan(
         graph.module_name, graph.fingerprint, torch.__version__, mesh,
-        float(predicted.memory_bytes) if memory is None else memory, predicted.seconds, operators, parameters, predicted,
+        float(predicted.memory_bytes) if memory is None else memory, predicted.seconds,
+        operators, parameters, predicted,
     )  # fmt: skip
 
 

@@ -46,11 +46,8 @@ def configurations(operator: Operator, mesh: Sequence[int]) -> list[Configuratio
     for size in mesh:
         fitting = [split for split in splits if _fits(operator, [split], (size,))]
         per_axis.append([whole] if size == 1 else fitting)
-    found = []
-    for combination in itertools.product(*per_axis):
-        if _fits(operator, combination, mesh):
-            found.append(_configure(operator, combination))
-    return list(dict.fromkeys(found))
+    fitting = (combination for combination in itertools.product(*per_axis) if _fits(operator, combination, mesh))
+    return list(dict.fromkeys(_configure(operator, combination) for combination in fitting))
 
 
 def _fits(operator: Operator, combination: Sequence, mesh: Sequence[int]) -> bool:

@@ -7,13 +7,14 @@ point remembers the choice and the two points it came from, so an assignment is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autopar.tracking.kernels import combine_cells, thin_run
 
-__all__ = ["Table", "combine", "leaf_table", "recover_choices", "thin"]
+__all__ = ["Products", "Table", "combine", "leaf_table", "recover_choices", "thin"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +29,7 @@ class Table:
         parents: The two tables this one was combined from; empty for costs of the problem.
         eliminated: Node whose choice was united away, -1 for none.
         origin: int64 [points, 3]: the choice of ``eliminated`` that made the point, and the points of ``parents``.
+        content: Number that equal tables share whatever their nodes, given by :class:`Products`.
     """
 
     scope: tuple[int, ...]
@@ -37,6 +39,7 @@ class Table:
     parents: tuple[Table, ...] = ()
     eliminated: int = -1
     origin: np.ndarray | None = None
+    content: int = -1
 
     @property
     def num_points(self) -> int:
@@ -106,3 +109,41 @@ def recover_choices(table: Table, point: int, num_nodes: int) -> np.ndarray:
             choices[table.eliminated] = choice
         open_points += zip(table.parents, points, strict=True)
     return choices
+
+
+class Products:
+    """Remembers products, so that equal tables over other nodes are not multiplied again.
+
+    Repeated layers of a model give equal tables. Two operations are the same when their tables have the same content
+    and their nodes are ordered alike; the arrays of the first are then used for the second.
+    """
+
+    def __init__(self) -> None:
+        self._contents: dict[tuple, int] = {}
+        self._results: dict[tuple, Table] = {}
+
+    def known(self, table: Table) -> Table:
+        """Give a table of the problem the number of its content."""
+        key = (table.sizes, table.offsets.tobytes(), table.costs.tobytes())
+        return replace(table, content=self._contents.setdefault(key, len(self._contents)))
+
+    def combine(self, a: Table, b: Table, eliminated: int = -1) -> Table:
+        """Return :func:`combine` of the two, computed once for equal ones."""
+        if (a.num_points, a.content) > (b.num_points, b.content):
+            a, b = b, a
+        places = {node: place for place, node in enumerate(sorted({*a.scope, *b.scope}))}
+        patterns = tuple(tuple(places[node] for node in table.scope) for table in (a, b))
+        key = (a.content, b.content, *patterns, places.get(eliminated, -1))
+        return self._once(key, lambda: combine(a, b, eliminated), a, b, eliminated)
+
+    def thin(self, table: Table, ratio: float) -> Table:
+        """Return :func:`thin` of a table, computed once for equal ones."""
+        key = (table.content, "thin", ratio)
+        return self._once(key, lambda: thin(table, ratio), *table.parents, table.eliminated)
+
+    def _once(self, key: tuple, compute: Callable[[], Table], a: Table, b: Table, eliminated: int) -> Table:
+        if key not in self._results:
+            content = self._contents.setdefault(key, len(self._contents))
+            self._results[key] = replace(compute(), content=content)
+        scope = tuple(sorted({*a.scope, *b.scope} - {eliminated}))
+        return replace(self._results[key], scope=scope, parents=(a, b), eliminated=eliminated)

@@ -3,7 +3,8 @@
 Node, edge and branch elimination and linear dynamic programming of the paper are one algorithm here: bucket elimination
 over the semiring of frontiers (union as addition, product as multiplication). All tables that mention a node are
 multiplied, the union over its choices removes it; when no node is left, one frontier remains. Reducing after every step
-loses nothing, because costs add: a dominated part stays dominated whatever is added to it.
+loses nothing, because costs add: a dominated part stays dominated whatever is added to it. Products of equal tables
+are computed once, so repeated layers cost little more than one of them.
 
 Where the graph is so entangled that a table would exceed ``max_cells``, some nodes are conditioned: the search runs
 once for each combination of their choices and the frontiers are united, which is still exact. When those combinations
@@ -24,8 +25,8 @@ import numpy as np
 from autopar.errors import ProblemError
 from autopar.frontier import Frontier
 from autopar.problem import Problem
-from autopar.tracking.order import elimination_order, largest_scope, widest_node
-from autopar.tracking.tables import Table, combine, leaf_table, recover_choices, thin
+from autopar.tracking.order import balanced_order, elimination_depth, elimination_order, largest_scope, widest_node
+from autopar.tracking.tables import Products, Table, leaf_table, recover_choices
 
 __all__ = ["track"]
 
@@ -59,23 +60,27 @@ def track(problem: Problem, eps: float = 0.0, max_cells: int = 1 << 22, max_cond
             raise ProblemError(f"{name}={limit} is not valid: expected at least 1; leave it out for the default")
     edges = [(u, v) for u, v, _ in problem.edge_costs]
     sizes = [problem.num_choices(node) for node in range(problem.num_nodes)]
-    order, conditioned = _plan_elimination(edges, sizes, max_cells)
+    order, conditioned = _plan_elimination(edges, sizes, max_cells, balanced=eps > 0)
     enumerated, settled = _split_conditions(problem, conditioned, sizes, max_conditions)
-    ratio = (1 + eps) ** (1 / max(1, problem.num_nodes))
+    left = [(u, v) for u, v in edges if u not in conditioned and v not in conditioned]
+    # A sum is off by no more than its worst part, so thinning errors grow along a line of descent, not with the nodes.
+    ratio = (1 + eps) ** (1 / elimination_depth(order, left, problem.num_nodes))
     results = []
+    products = Products()
     for combination in itertools.product(*(range(sizes[node]) for node in enumerated)):
         fixed = settled | dict(zip(enumerated, combination, strict=True))
-        results.append((fixed, _eliminate(_tables(problem, fixed), order, ratio)))
+        results.append((fixed, _eliminate(_tables(problem, fixed, products), order, ratio, products)))
     return _unite(problem, results, exact=not settled)
 
 
-def _plan_elimination(edges: list, sizes: list[int], max_cells: int) -> tuple[list[int], list[int]]:
+def _plan_elimination(edges: list, sizes: list[int], max_cells: int, balanced: bool) -> tuple[list[int], list[int]]:
     """Return the order of elimination and the nodes that must be conditioned for it to stay below ``max_cells``."""
     conditioned: list[int] = []
     while True:
         fixed = set(conditioned)
         left = [(u, v) for u, v in edges if u not in fixed and v not in fixed]
-        order = [node for node in elimination_order(len(sizes), left) if node not in fixed]
+        choose_order = balanced_order if balanced else elimination_order
+        order = [node for node in choose_order(len(sizes), left) if node not in fixed]
         cells, _ = largest_scope(order, left, sizes)
         if cells <= max_cells or len(conditioned) == len(sizes):
             return order, conditioned
@@ -109,46 +114,52 @@ def _best_alone(problem: Problem, node: int) -> int:
     return int(seconds.argmin())
 
 
-def _tables(problem: Problem, fixed: dict[int, int]) -> list[Table]:
-    """Make the tables of all costs, with the choices of ``fixed`` put in."""
+def _tables(problem: Problem, fixed: dict[int, int], products: Products) -> list[Table]:
+    """Make the tables of all costs, with the choices of ``fixed`` put in; equal costs share their arrays."""
     tables = []
+    read: dict[int, np.ndarray] = {}
+    for costs in [*problem.node_costs, *(costs for _, _, costs in problem.edge_costs)]:
+        if id(costs) not in read:
+            read[id(costs)] = problem.as_integers(costs)
     for node, costs in enumerate(problem.node_costs):
-        integers = problem.as_integers(costs)
-        tables.append(leaf_table((), integers[fixed[node]]) if node in fixed else leaf_table((node,), integers))
+        integers = read[id(costs)]
+        table = leaf_table((), integers[fixed[node]]) if node in fixed else leaf_table((node,), integers)
+        tables.append(products.known(table))
     for u, v, costs in problem.edge_costs:
-        integers = problem.as_integers(costs)
+        integers = read[id(costs)]
         scope = tuple(node for node in (u, v) if node not in fixed)
         if v in fixed:
             integers = integers[:, fixed[v]]
         if u in fixed:
             integers = integers[fixed[u]]
-        tables.append(leaf_table(scope, integers))
+        tables.append(products.known(leaf_table(scope, integers)))
     return tables
 
 
-def _eliminate(tables: list[Table], order: list[int], ratio: float) -> Table:
+def _eliminate(tables: list[Table], order: list[int], ratio: float, products: Products) -> Table:
     """Eliminate the nodes of ``order`` and return the table without scope that is left."""
     waiting: dict[int, list[Table]] = {node: [] for node in order}
     place = {node: position for position, node in enumerate(order)}
-    whole = leaf_table((), np.zeros(2, np.int64))
+    nothing = products.known(leaf_table((), np.zeros(2, np.int64)))
+    whole = nothing
     for table in tables:
         if table.scope:
             waiting[min(table.scope, key=place.__getitem__)].append(table)
         else:
-            whole = combine(whole, table)
+            whole = products.combine(whole, table)
     for node in order:
         # The table with most points comes last, so that it is merged once and the small ones multiply among themselves.
         *small, large = sorted(waiting.pop(node), key=lambda table: table.num_points)
-        product = leaf_table((), np.zeros(2, np.int64))
+        product = nothing
         for table in small:
-            product = combine(product, table)
-        result = combine(product, large, eliminated=node)
+            product = products.combine(product, table)
+        result = products.combine(product, large, node)
         if ratio > 1:
-            result = thin(result, ratio)
+            result = products.thin(result, ratio)
         if result.scope:
             waiting[min(result.scope, key=place.__getitem__)].append(result)
         else:
-            whole = combine(whole, result)
+            whole = products.combine(whole, result)
     return whole
 
 
