@@ -53,7 +53,7 @@ def differentiate(forward: Program, wanted: Iterable[int]) -> Gradient:
         for grad in tape.grads[number].values():
             node, found = forward.nodes[number], tape.builder.nodes[grad]
             if node.kind == "E" and found.kind != "E":
-                grad = tape.builder.alias("on_edge", grad, "E", found.shape, node.relation)
+                grad = tape.builder.alias("on_edge", grad, "E", found.axes, node.relation)
             outputs.append(grad)
             targets.append(number)
     program = number_reachable(tape.builder.nodes, outputs)
@@ -96,7 +96,7 @@ class _Tape:
             elif node.op == "feature_sum":
                 value.append(builder.feature_sum(*args))
             else:
-                value.append(builder.emit(node.op, *args, attr=node.attr))
+                value.append(builder.emit(node.op, *args, attr=node.slope))
         return value
 
     def add_grad(self, number: int, grad: int) -> None:
@@ -139,15 +139,15 @@ class _Tape:
     def _pass_on(self, user: Node, arg: int, grad: int, shape: tuple[int, int] | None = None) -> None:
         """Reduce a gradient that lives where ``user`` lives to where its argument lives."""
         builder, target = self.builder, self.forward.nodes[arg]
-        shape = shape or user.shape
-        have = builder.nodes[grad].shape
+        shape = shape or user.axes
+        have = builder.nodes[grad].axes
         lost = tuple(
-            int(user_axis and not target_axis) for user_axis, target_axis in zip(shape, target.shape, strict=True)
+            int(user_axis and not target_axis) for user_axis, target_axis in zip(shape, target.axes, strict=True)
         )
-        full = tuple(have[axis] or (shape[axis] if lost[axis] else 0) for axis in (0, 1))
-        if full != have:
+        heads, features = (have[axis] or (shape[axis] if lost[axis] else 0) for axis in (0, 1))
+        if (heads, features) != have:
             found = builder.nodes[grad]
-            grad = builder.alias("expand", grad, found.kind, full, found.relation)
+            grad = builder.alias("expand", grad, found.kind, (heads, features), found.relation)
         if lost[1]:
             grad = builder.feature_sum(grad)
         if user.kind == "E" and target.kind in "SD":
@@ -155,7 +155,7 @@ class _Tape:
             grad = builder.aggregate(op, grad, user.relation)
         elif target.kind == "P" and user.kind != "P":
             if user.kind == "E" and builder.nodes[grad].kind != "E":
-                grad = builder.alias("on_edge", grad, "E", builder.nodes[grad].shape, user.relation)
+                grad = builder.alias("on_edge", grad, "E", builder.nodes[grad].axes, user.relation)
             grad = builder.aggregate("sum_all", grad, "")
         self.add_grad(arg, grad)
 

@@ -34,7 +34,7 @@ OPERATIONS: dict[str, Callable[..., float]] = {
     "tanh": math.tanh,
     "sigmoid": lambda x: 1.0 / (1.0 + math.exp(-x)),
     "relu": lambda x: max(x, 0.0),
-    "abs": abs,
+    "abs": lambda x: abs(x),
     "sign": lambda x: float(x > 0) - float(x < 0),
     "leaky_relu": lambda x, slope: x if x > 0 else slope * x,
     "leaky_step": lambda x, slope: 1.0 if x > 0 else slope,
@@ -193,4 +193,4 @@ class Builder:
 
     def _constant(self, number: int) -> float | None:
         node = self.nodes[number]
-        return float(node.attr) if node.op == "const" else None
+        return float(node.number) if node.op == "const" else None

@@ -43,6 +43,7 @@ def load_function(source: str, name: str) -> tuple[Callable[..., Any], Path]:
             if not path.exists():
                 _write_once(path, source)
             spec = importlib.util.spec_from_file_location(f"core_kernels_vertex_{digest}", path)
+            assert spec is not None  # the name ends in .py
             module = importlib.util.module_from_spec(spec)
             sys.modules[spec.name] = module
             spec.loader.exec_module(module)

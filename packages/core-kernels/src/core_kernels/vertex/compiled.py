@@ -15,7 +15,7 @@ import torch
 
 from core_kernels.vertex.autodiff import Gradient, differentiate
 from core_kernels.vertex.fusion import Plan, make_plan
-from core_kernels.vertex.ir import Node, Program
+from core_kernels.vertex.ir import Program
 from core_kernels.vertex.passes import Widths
 
 __all__ = ["CompiledProgram", "Edges", "compiled", "measure_widths"]
@@ -60,7 +60,7 @@ def measure_widths(program: Program, tensors: Sequence[torch.Tensor]) -> Widths:
     """Return the widths behind the symbols, read from the inputs ``[entities, heads, features]`` in program order."""
     num_heads, features = 1, {}
     for number, tensor in zip(program.inputs, tensors, strict=True):
-        head, feature = program.nodes[number].shape
+        head, feature = program.nodes[number].axes
         if head:
             num_heads = tensor.shape[1]
         if feature:
@@ -111,7 +111,7 @@ class CompiledProgram:
         """Return the inputs of the backward program in its order."""
         by_name: dict[tuple[str, str, str], torch.Tensor] = {}
         for number, tensor in zip(self.program.inputs, inputs, strict=True):
-            by_name[_key(self.program.nodes[number])] = tensor
+            by_name[self.program.nodes[number].key] = tensor
         ordered = []
         for number in self.gradient.program.inputs:
             node = self.gradient.program.nodes[number]
@@ -121,7 +121,7 @@ class CompiledProgram:
             elif role == "grad" and position:
                 ordered.append(grads[int(position)])
             else:
-                ordered.append(by_name[_key(node)])
+                ordered.append(by_name[node.key])
         return ordered
 
     def collect_gradients(
@@ -146,10 +146,6 @@ class CompiledProgram:
         return ",".join(map(str, self.wanted)) + "|" + self.program.to_text()
 
 
-def _key(node: Node) -> tuple[str, str, str]:
-    return node.kind, node.relation, str(node.attr)
-
-
 @functools.lru_cache(maxsize=1024)
 def compiled(text: str) -> CompiledProgram:
     """Return the compiled program that a text names."""
@@ -161,5 +157,6 @@ def edges_by_relation(program: Program, graphs: Sequence[torch.Tensor], num_src:
     """Return the arrays of each edge type from the flat list an operator takes, five tensors a relation."""
     relations = program.relations
     return {
-        relation: Edges(*graphs[5 * index : 5 * index + 5], num_src[index]) for index, relation in enumerate(relations)
+        relation: Edges(*graphs[5 * index : 5 * index + 5], num_src=num_src[index])
+        for index, relation in enumerate(relations)
     }

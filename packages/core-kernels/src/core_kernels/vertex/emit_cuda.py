@@ -128,7 +128,7 @@ class _CudaEmitter(LoopEmitter):
         name = f"t{number}"
         if name not in self.parameters:
             self.parameters.append(name)
-        return f"{name}[{self._index(self.nodes[number].shape, 'row')}]"
+        return f"{name}[{self._index(self.nodes[number].axes, 'row')}]"
 
 
 class CudaKernel:

@@ -146,7 +146,7 @@ class NumbaKernel:
         arguments = ["start", "stop", "rows_per_block", "num_rows", "H", *(f"F{axis}" for axis in widths)]
         header = [
             f"def kernel({', '.join([*arguments, *arrays, *self.parameters])}):",
-            *(f"    t{n} = np.empty({extent(nodes[n].shape)}, T)" for n in sorted(emitter.scratch - set(plan.arrays))),
+            *(f"    t{n} = np.empty({extent(nodes[n].axes)}, T)" for n in sorted(emitter.scratch - set(plan.arrays))),
         ]
         for number in self.kernel.kept:
             index = self.relations.index(nodes[number].relation)
@@ -154,7 +154,7 @@ class NumbaKernel:
                 f"    longest{number} = 1",
                 "    for row in range(start * rows_per_block, min(stop * rows_per_block, num_rows)):",
                 f"        longest{number} = max(longest{number}, indptr{index}[row + 1] - indptr{index}[row])",
-                f"    k{number} = np.empty(longest{number} * {extent(nodes[number].shape)}, T)",
+                f"    k{number} = np.empty(longest{number} * {extent(nodes[number].axes)}, T)",
             ]
         header += [
             *(f"    end{index} = len(indices{index})" for index in range(len(self.relations))),

@@ -57,6 +57,29 @@ class Node:
         """Whether it has one number per feature."""
         return self.shape is not None and self.shape[1] > 0
 
+    @property
+    def axes(self) -> Shape:
+        """Its shape in a typed program, where every value has one."""
+        assert self.shape is not None, f"{self.op} has no shape before widths are known"
+        return self.shape
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Kind, relation and name of an input, by which it is looked up."""
+        return self.kind, self.relation, str(self.attr)
+
+    @property
+    def number(self) -> float:
+        """The value of a constant, or of an aggregation where there is no edge."""
+        assert isinstance(self.attr, int | float), f"{self.op} holds {self.attr!r}, no number"
+        return self.attr
+
+    @property
+    def slope(self) -> float | None:
+        """The slope of an element-wise operation that has one."""
+        assert not isinstance(self.attr, str), f"{self.op} holds the name {self.attr!r}, no slope"
+        return self.attr
+
 
 @dataclass(frozen=True)
 class Program:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from core_kernels.vertex.fusion import Kernel, Loop, Plan, Root
 from core_kernels.vertex.ir import Shape, ancestors
@@ -59,7 +59,7 @@ class LoopEmitter(ABC):
     # What a language has to say.
 
     @abstractmethod
-    def block(self, header: str) -> contextmanager:
+    def block(self, header: str) -> AbstractContextManager[None]:
         """Open a nested block."""
 
     @abstractmethod
@@ -156,6 +156,7 @@ class LoopEmitter(ABC):
 
     def emit_loop(self, loop: Loop, position: int) -> None:
         """Write a loop over the edges of the row, with its accumulators."""
+        assert loop.relation is not None  # else it is a row stage
         number = self.relations.index(loop.relation)
         reductions = [root for root in loop.roots if root.action in ("sum", "max", "min")]
         for root in reductions:
@@ -168,7 +169,7 @@ class LoopEmitter(ABC):
             self.emit_body([root for root in loop.roots if root.action != "keep" or self.keeps_edge_values])
         self.after_loop()
         for root in reductions:
-            empty = self.nodes[root.target].attr or 0.0
+            empty = self.nodes[root.target].number
             if root.action != "sum" or empty != 0.0:
                 with self.block(self.condition(f"lo{number} == hi{number}")):
                     self._fill_accumulator(root.target, empty)
@@ -181,7 +182,7 @@ class LoopEmitter(ABC):
         far = "S" if self.kernel.side == "D" else "D"
         read = ancestors(self.nodes, [root.value for root in loop.roots], stops) & stops
         wide = sorted(n for n in read if self.nodes[n].is_wide and self.nodes[n].kind == far)
-        return [(self.array("a" if self.nodes[n].op == "input" else "o", n), extent(self.nodes[n].shape)) for n in wide]
+        return [(self.array("a" if self.nodes[n].op == "input" else "o", n), extent(self.nodes[n].axes)) for n in wide]
 
     def emit_ends(self, number: int) -> None:
         """Write which entity is at the far end of an edge, and the edge's position in the graph."""
@@ -201,7 +202,8 @@ class LoopEmitter(ABC):
                 with self.block(self.for_features(shape[1])):
                     self.emit(place())
             else:
-                with self.nested(self.narrow_writes() and self.condition(self.narrow_writes())):
+                narrow = self.narrow_writes()
+                with self.nested(narrow and self.condition(narrow)):
                     self.emit(place())
 
     def _index(self, shape: Shape, entity: str) -> str:
@@ -223,23 +225,23 @@ class LoopEmitter(ABC):
         """Return array and index of a value of the row that this kernel holds, as ``array[index]``."""
         node = self.nodes[number]
         if number in self.plan.arrays:
-            return f"{self.array('o', number)}[{self._index(node.shape, 'row')}]"
-        return f"{self.array('t', number)}[{self._index(node.shape, '0')}]"
+            return f"{self.array('o', number)}[{self._index(node.axes, 'row')}]"
+        return f"{self.array('t', number)}[{self._index(node.axes, '0')}]"
 
     def _leaf(self, number: int) -> str | None:
         """Return how a value is read if it is in memory, else None."""
         node = self.nodes[number]
         if node.op == "const":
-            return self.literal(node.attr)
+            return self.literal(node.number)
         if node.op in ("input", "degree"):
-            return self.load(self.array("a", number), self._index(node.shape, self._entity(node.kind)))
+            return self.load(self.array("a", number), self._index(node.axes, self._entity(node.kind)))
         if number in self.own or (number in self.scratch and number in self._available):
             array, _, index = self._place(number)[:-1].partition("[")
             return self.load(array, index, is_written=True)
         if number in self._available and self._edge is not None:
-            return self.load(self.array("k", number), self._index(node.shape, self._edge), is_written=True)
+            return self.load(self.array("k", number), self._index(node.axes, self._edge), is_written=True)
         if number in self.plan.arrays and number not in self.kernel.writes():
-            return self.load(self.array("o", number), self._index(node.shape, self._entity(node.kind)))
+            return self.load(self.array("o", number), self._index(node.axes, self._entity(node.kind)))
         return None
 
     def emit_body(self, roots: list[Root]) -> None:
@@ -302,18 +304,19 @@ class LoopEmitter(ABC):
         node = self.nodes[number]
         if is_leaf:
             value = self._leaf(number)
+            assert value is not None  # leaves are what this reads
         elif node.op in _ALIASES:
             value = f"v{node.args[0]}"
         else:
-            value = self.expression(node.op, [f"v{arg}" for arg in node.args], node.attr)
+            value = self.expression(node.op, [f"v{arg}" for arg in node.args], node.slope)
         self.emit(self.let(f"v{number}", value))
 
     def _emit_roots(self, roots: Iterable[Root], heads: bool) -> None:
         for root in roots:
-            shape = self.nodes[root.value].shape
+            shape, narrow = self.nodes[root.value].axes, self.narrow_writes()
             tests = ["h == 0"] if heads and not shape[0] else []
-            if not shape[1] and self.narrow_writes():
-                tests.append(self.narrow_writes())
+            if not shape[1] and narrow:
+                tests.append(narrow)
             with self.nested(self.condition(*tests) if tests else None):
                 self._emit_root(root, shape)
 

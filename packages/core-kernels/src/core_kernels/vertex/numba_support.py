@@ -104,7 +104,8 @@ def _exp_float32(x):
     n = np.float32(whole)
     r = (bounded - n * _LN2_HIGH) - n * _LN2_LOW
     series = (((_C6 * r + _C5) * r + _C4) * r + _C3) * r + _C2
-    result = _power_of_two(whole) * (_ONE + (r + r * r * series))
+    # numba's decorator is untyped: it passes the typing context itself.
+    result = _power_of_two(whole) * (_ONE + (r + r * r * series))  # pyright: ignore[reportCallIssue]
     if x < _SMALLEST:
         result = np.float32(0.0)
     if x > _LARGEST:

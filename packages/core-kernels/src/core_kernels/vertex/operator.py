@@ -92,7 +92,7 @@ def _forward_fake(
     for number in code.forward.outputs:
         node = code.forward.nodes[number]
         rows = (edges[node.relation] if node.kind in "SE" else next(iter(edges.values()))).num_rows(node.kind)
-        results.append(inputs[0].new_empty(rows, *widths.of(node.shape)))
+        results.append(inputs[0].new_empty(rows, *widths.of(node.axes)))
     return results
 
 

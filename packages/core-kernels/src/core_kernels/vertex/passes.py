@@ -81,9 +81,9 @@ def specialise(program: Program, shapes: Mapping[tuple[str, str, str], Shape]) -
     for node in program.nodes:
         args = [new[arg] for arg in node.args]
         if node.op == "input":
-            number = builder.input(node.kind, node.attr, shapes[node.kind, node.relation, node.attr], node.relation)
+            number = builder.input(node.kind, str(node.attr), shapes[node.key], node.relation)
         elif node.op == "const":
-            number = builder.const(node.attr)
+            number = builder.const(node.number)
         elif node.op == "degree":
             number = builder.degree(node.relation)
         elif node.op == "feature_sum":
@@ -95,9 +95,9 @@ def specialise(program: Program, shapes: Mapping[tuple[str, str, str], Shape]) -
             count = builder.emit("maximum", builder.degree(node.relation), builder.const(1.0))
             number = builder.emit("div", total, count)
         elif node.op in AGGREGATIONS:
-            number = builder.aggregate(node.op, args[0], node.relation, node.attr)
+            number = builder.aggregate(node.op, args[0], node.relation, node.number)
         else:
-            number = builder.emit(node.op, *args, attr=node.attr)
+            number = builder.emit(node.op, *args, attr=node.slope)
         new.append(number)
     return number_reachable(builder.nodes, [new[number] for number in program.outputs])
 
@@ -113,5 +113,5 @@ def rank_of(program: Program, number: int, input_ranks: Mapping[tuple[str, str, 
     """Return how many axes per entity a value shows to the user: the most among the inputs it is computed from."""
     node = program.nodes[number]
     if node.op == "input":
-        return input_ranks[node.kind, node.relation, node.attr]
+        return input_ranks[node.key]
     return max((rank_of(program, arg, input_ranks) for arg in node.args), default=0)

@@ -61,7 +61,7 @@ class VertexProgram:
         self._params = _parameter_names(function)
         self.traced = trace(function, self._params, constants)
         inputs = [self.traced.nodes[number] for number in self.traced.inputs]
-        self._inputs = tuple((node.kind, node.relation, str(node.attr)) for node in inputs)
+        self._inputs = tuple(node.key for node in inputs)
         self._specialised: dict[tuple, tuple[str, tuple[tuple[str, str, int], ...]]] = {}
         self._lock = threading.Lock()
 
@@ -208,11 +208,7 @@ class VertexProgram:
 
 def _with_all_inputs(typed: ir.Program, keys: tuple, shapes: list[ir.Shape], wanted: tuple[int, ...]) -> str:
     """Return the text of a typed program whose inputs are all of the traced ones, in that order."""
-    kept = {
-        (node.kind, node.relation, str(node.attr)): number
-        for number, node in enumerate(typed.nodes)
-        if node.op == "input"
-    }
+    kept = {node.key: number for number, node in enumerate(typed.nodes) if node.op == "input"}
     nodes: list[ir.Node] = []
     moved: dict[int, int] = {}
     for key, shape in zip(keys, shapes, strict=True):

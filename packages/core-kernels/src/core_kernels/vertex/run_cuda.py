@@ -57,7 +57,7 @@ def run_plan(
     for number in plan.arrays:
         node = nodes[number]
         rows = (edges[node.relation] if node.kind in "SE" else next(iter(edges.values()))).num_rows(node.kind)
-        arrays[f"o{number}"] = like.new_empty(rows, *widths.of(node.shape))
+        arrays[f"o{number}"] = like.new_empty(rows, *widths.of(node.axes))
     with _lock:
         if plan not in _kernels:
             _kernels[plan] = [CudaKernel(plan, kernel) for kernel in plan.kernels]
@@ -90,7 +90,7 @@ def _run_kernel(
         index = _CTYPES[part[1].dtype]
     sums: dict[int, torch.Tensor] = {}
     for name in kernel.parameters:
-        shape = widths.of(nodes[int(name[1:])].shape)
+        shape = widths.of(nodes[int(name[1:])].axes)
         if name[0] == "s":
             sums[int(name[1:])] = arrays[name] = like.new_zeros(num_blocks, *shape)
         elif name[0] == "t":

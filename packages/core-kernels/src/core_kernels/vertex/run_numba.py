@@ -27,7 +27,7 @@ __all__ = ["run_plan"]
 _ROWS_WITH_SUMS, _ROWS = 1024, 64
 
 _lock = threading.Lock()
-_kernels: WeakKeyDictionary[Plan, list[Any]] = WeakKeyDictionary()
+_kernels: WeakKeyDictionary[Plan, list[NumbaKernel | tuple[SpmmForm, Kernel]]] = WeakKeyDictionary()
 _ready: set[str] = set()
 
 
@@ -58,7 +58,7 @@ def run_plan(
     for number in plan.arrays:
         node = nodes[number]
         rows = (edges[node.relation] if node.kind in "SE" else next(iter(edges.values()))).num_rows(node.kind)
-        stored[number] = torch.empty(rows, *widths.of(node.shape), dtype=dtype)
+        stored[number] = torch.empty(rows, *widths.of(node.axes), dtype=dtype)
         arrays[f"o{number}"] = _flat(stored[number])
     with _lock:
         if plan not in _kernels:
@@ -78,7 +78,8 @@ def _run_spmm(
 ) -> None:
     """Run a kernel that is a sparse-times-dense product by the hand-tuned one."""
     these = edges[next(step.relation for step in kernel.steps if step.relation is not None)]
-    x, weight, out = memory[form.x], memory.get(form.weight), memory[form.output]
+    x, out = memory[form.x], memory[form.output]
+    weight = None if form.weight is None else memory[form.weight]
 
     def scale(program: Program | None, num_rows: int) -> torch.Tensor | None:
         return None if program is None else _evaluate(program, num_rows, plan, memory, edges, x.dtype)
