@@ -20,6 +20,8 @@ from gnn_eval.sizes import Size
 
 __all__ = ["Batcher"]
 
+_FIRST_BLOCK_SHARE = 0.25
+
 
 @dataclass
 class Batcher:
@@ -35,6 +37,7 @@ class Batcher:
         batch_rows: Largest number of destinations of a block, or ``None``.
         space_rows: Number of rows of each space read at source rows.
         direct: Spaces read as stored.
+        measured: Whether peaks of blocks are measured, so that the first block is small.
     """
 
     stage: StageProgram
@@ -46,6 +49,7 @@ class Batcher:
     batch_rows: int | None
     space_rows: dict[Size, int]
     direct: set[Size]
+    measured: bool = False
 
     def __post_init__(self) -> None:
         self.correction = Correction()
@@ -64,7 +68,7 @@ class Batcher:
             counts[self._edge_key(edge_set)] = self.structures[edge_set].num_edges
         for space, rows in self.space_rows.items():
             counts[Rows("source", space).key] = 0 if space in self.direct else rows
-        return self.memory.peak(counts) * self.correction.factor <= self.budget_bytes
+        return self.memory.peak(counts) * self.correction.factor <= self._careful_budget()
 
     def destinations(self, start: int, stop: int) -> Destinations:
         """Return rows number ``start`` to ``stop`` of those to compute."""
@@ -120,7 +124,12 @@ class Batcher:
         return total
 
     def _fits(self, start: int, stop: int) -> bool:
-        return self.predicted_bytes(start, stop) <= self.budget_bytes
+        return self.predicted_bytes(start, stop) <= self._careful_budget()
+
+    def _careful_budget(self) -> float:
+        """Return the budget, or a part of it until a block has shown how far the prediction is to be trusted."""
+        waits = self.measured and not self.correction.seen
+        return self.budget_bytes * (_FIRST_BLOCK_SHARE if waits else 1)
 
     def _counts(self, start: int, stop: int) -> dict[str, float]:
         counts: dict[str, float] = {Rows("range", self.stage.space).key: stop - start}

@@ -178,6 +178,7 @@ class Engine:
             self._options.batch_rows,
             spaces,
             direct,
+            measured=self._options.memory_bytes is not None and PeakMeter().works,
         )
         self._run_blocks(place, batcher, builder, runner, made, report)
         self._exchange(batcher, made)

@@ -70,10 +70,10 @@ class Correction:
 
     def learn(self, predicted: float, measured: float) -> None:
         """Take one measurement into account; small blocks say nothing and are left out."""
+        ratio = min(max(measured / max(predicted, 1.0), 0.25), 4.0)
+        self.seen.append(ratio)
         if predicted < 2**22 or measured <= 0:
             return
-        ratio = min(max(measured / predicted, 0.25), 4.0)
-        self.seen.append(ratio)
         self.factor = ratio if ratio > self.factor else (1 - self.weight) * self.factor + self.weight * ratio
 
 

@@ -115,7 +115,7 @@ def _square_structure(
 
 def _make_order(kind: str, structure: EdgeStructure, sources: Tensor, size: int) -> Tensor:
     if kind == "cluster":
-        return cluster_order(structure.indptr, sources, size)
+        return cluster_order(structure.indptr, sources, 2 * size)
     if kind == "rcm":
         from scipy.sparse import csr_matrix
         from scipy.sparse.csgraph import reverse_cuthill_mckee

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from gnn_eval.containers import takes_graph
 from gnn_eval.errors import EvaluationArgumentError, InexactPlanError
 from gnn_eval.frontends.export import FlatModel, copy_sharing_parameters
 from gnn_eval.model_call import ModelCall
@@ -102,8 +103,10 @@ def subgraph_call(call: ModelCall, seed: int = 0) -> ModelCall:
     generator = torch.Generator().manual_seed(seed)
     counts = call.counts()
     kept = _choose_nodes(call, counts, generator)
+    # Layers on graph objects may rely on the graph being symmetric or free of loops, so it is left as it is.
+    added = 0 if takes_graph(call.skeleton) else _ADDED_EDGES
     edges = {
-        role.space: _choose_edges(role.source, role.destination, tensor, kept, generator)
+        role.space: _choose_edges(role.source, role.destination, tensor, kept, generator, added)
         for role, tensor in zip(call.roles, call.tensors, strict=True)
         if role.kind == "relation"
     }
@@ -143,7 +146,7 @@ def _choose_nodes(call: ModelCall, counts: dict[str, int], generator: torch.Gene
 
 
 def _choose_edges(
-    source: str, destination: str, edges: Tensor, kept: dict[str, Tensor], generator: torch.Generator
+    source: str, destination: str, edges: Tensor, kept: dict[str, Tensor], generator: torch.Generator, added: int
 ) -> tuple[Tensor, Tensor]:
     """Return edge ids and renumbered edges among the nodes kept; some nodes lose all edges, some edges are added."""
     place_src, place_dst = (_places(kept[t], int(edges[r].max()) + 1 if edges.size(1) else 1)
@@ -160,8 +163,8 @@ def _choose_edges(
     ids = inside.nonzero().flatten()
     if ids.numel() == 0:
         return ids, torch.empty(2, 0, dtype=torch.int64)
-    again = ids[torch.randint(ids.numel(), (_ADDED_EDGES,), generator=generator)]
-    loops = ids[torch.randint(ids.numel(), (_ADDED_EDGES if source == destination else 0,), generator=generator)]
+    again = ids[torch.randint(ids.numel(), (added,), generator=generator)]
+    loops = ids[torch.randint(ids.numel(), (added if source == destination else 0,), generator=generator)]
     chosen = torch.cat([ids, again, loops])
     result = ends[:, chosen]
     if loops.numel():
