@@ -65,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_model(train)
     train.add_argument("--epochs", type=int, default=5, help="passes over the training nodes")
     train.add_argument("--learning-rate", type=float, default=0.003, help="of Adam")
+    train.add_argument("--race", type=int, default=0, metavar="STEPS", help="measure close strategies before choosing")
     train.add_argument("--timeout", type=float, default=60.0, help="longest wait for another rank, seconds")
     train.add_argument("--plot", metavar="FILE.png", help="plot loss, accuracy and time by term")
 
@@ -132,6 +133,7 @@ def _job(args: argparse.Namespace) -> TrainJob:
         cache=args.cache,
         dtype=args.dtype,
         interconnect=args.interconnect,
+        race=getattr(args, "race", 0),
         is_shown=args.json != "-",
     )
 

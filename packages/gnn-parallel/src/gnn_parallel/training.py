@@ -28,6 +28,7 @@ from gnn_parallel.exchange import TAGS
 from gnn_parallel.models import SampledGNN, make_model
 from gnn_parallel.plan import Plan
 from gnn_parallel.planner import choose_strategy
+from gnn_parallel.race import race_strategies
 
 __all__ = ["TrainJob", "load_dataset", "make_plan", "settle_terms", "train_on_rank"]
 
@@ -54,6 +55,7 @@ class TrainJob:
         cache: Copies of other ranks' rows, when sharded.
         dtype: Type of features and weights.
         interconnect: A saved interconnect file; measured when left out.
+        race: Steps for which strategies predicted to be close are measured before the choice; 0 for none.
         is_shown: Whether rank 0 prints.
     """
 
@@ -72,6 +74,7 @@ class TrainJob:
     cache: str = "0"
     dtype: str = "float32"
     interconnect: str = ""
+    race: int = 0
     is_shown: bool = True
 
     def make_model(self, data: GraphData) -> SampledGNN:
@@ -151,6 +154,8 @@ def train_on_rank(group: Group, job: TrainJob, partition: PartitionBook) -> dict
     data = load_dataset(job.dataset, job.dtype)
     shows = job.is_shown and group.rank == 0
     plan = make_plan(job, data, partition, group)
+    if job.race and job.strategy == "auto":
+        plan = race_strategies(plan, job.make_model(data), group, job.race)
     if shows:
         say(plan.explain())
     model = job.make_model(data)

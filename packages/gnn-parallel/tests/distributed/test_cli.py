@@ -25,7 +25,20 @@ COMMON = ("--hidden", "8", "--fanouts", "4,4", "--batch-size", "64")
 def test_train_reports_plan_epochs_and_accuracy(folder, tmp_path, capfd):
     pytest.importorskip("matplotlib", reason="--plot needs the plot extra")
     out, plot = tmp_path / "report.json", tmp_path / "report.png"
-    arguments = ["train", "--dataset", folder, "--ranks", "2", *COMMON, "--epochs", "2", "--json", str(out)]
+    arguments = [
+        "train",
+        "--dataset",
+        folder,
+        "--ranks",
+        "2",
+        *COMMON,
+        "--epochs",
+        "2",
+        "--race",
+        "1",
+        "--json",
+        str(out),
+    ]
     assert cli.main([*arguments, "--plot", str(plot)]) == 0
     report = json.loads(out.read_text())
     assert {"strategy", "candidates", "epochs", "test_accuracy", "world_size"} <= report.keys()
