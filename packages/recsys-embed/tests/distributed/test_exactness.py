@@ -23,9 +23,11 @@ def cases_of(optimizer, hot=_HOT):
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_every_combination_equals_one_process_with_embedding_bags(pools, tables, make_batches, world_size):
     batches = make_batches(8, 16)
-    cases = [case for name in OPTIMIZERS for case in cases_of(name, (0, 12, 125) if world_size == 4 else (0, 12))]
+    # Four ranks share two cores in most test runs: they get fewer combinations here, all of them in the slow test.
+    names, hot = (list(OPTIMIZERS), (0, 12)) if world_size < 4 else (["sgd", "rowwise_adagrad", "adam"], (12, 125))
+    cases = [case for name in names for case in cases_of(name, hot)]
     found = pools(world_size).run(run_cases, tables, batches, cases)[0]
-    expected = {name: reference_tables(tables, batches, cases_of(name)[0]) for name in OPTIMIZERS}
+    expected = {name: reference_tables(tables, batches, cases_of(name)[0]) for name in names}
     wrong = [(c, compare(f, expected[c.optimizer])) for c, f in zip(cases, found, strict=True)]
     assert not [w for w in wrong if not w[1].is_bitwise_equal]
 

@@ -17,7 +17,7 @@ from recsys_embed import (
 from recsys_embed.checkpoint import gather_tables
 from recsys_embed.optimizers import OPTIMIZERS
 from recsys_embed.tables import RowLayout
-from recsys_embed.verify import Case, compare, reference_tables, run_case
+from recsys_embed.verify import Case, compare, mean_squares, reference_tables, run_case
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -47,6 +47,12 @@ def test_short_way_of_one_rank_is_within_rounding(tables, make_batches, name):
     batches, case = make_batches(6, 16), Case(0, False, name, deterministic=False, weight_decay=0.01)
     found = run_case(Group.single(), tables, batches, case)
     assert compare(found, reference_tables(tables, batches, case)).worst_relative < 1e-5
+
+
+@pytest.mark.parametrize("width", [1, 3, 8, 64, 65])
+def test_mean_of_squares_is_that_of_float64(width):
+    rows = torch.randn(20, width, generator=torch.Generator().manual_seed(width))
+    torch.testing.assert_close(mean_squares(rows).double(), rows.double().square().mean(1), rtol=1e-6, atol=0)
 
 
 def test_a_wrong_optimizer_is_noticed(tables, make_batches):
