@@ -112,7 +112,7 @@ class CommandLine:
         return 0
 
 
-def emit(result: dict[str, Any] | None, target: str | None) -> None:
+def emit(result: dict[str, Any] | list[Any] | None, target: str | None) -> None:
     """Write ``result`` as JSON to a file, to standard output (``"-"``), or nowhere (``None``)."""
     if result is None or target is None:
         return

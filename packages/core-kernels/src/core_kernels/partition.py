@@ -220,7 +220,7 @@ def partition_graph(
         shown = (tuple(balance.shape), balance.dtype)
         raise argument_error("balance", shown, f"a boolean mask [{num_nodes}]", "pass the training mask")
 
-    if method == "given":
+    if parts is not None:  # exactly with the method "given"
         part_of_node = check_ids("parts", parts, num_parts)
         if part_of_node.shape[0] != num_nodes:
             raise argument_error("parts", tuple(parts.shape), f"({num_nodes},)", "pass one part per node")

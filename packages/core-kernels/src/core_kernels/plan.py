@@ -144,8 +144,9 @@ def _plain(value: Any, where: str) -> Any:
         return {key: _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
     if isinstance(value, Sequence):
         return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    if hasattr(value, "tolist"):  # numpy and torch, scalars and arrays
-        return value.tolist()
+    to_list = getattr(value, "tolist", None)
+    if to_list is not None:  # numpy and torch, scalars and arrays
+        return to_list()
     raise ArgumentTypeError(
         f"{where} holds a {type(value).__name__}; expected numbers, text, lists, dicts or dataclasses; "
         "convert it before making the plan"

@@ -155,8 +155,7 @@ def permutation(num_rows: int, seed: int, step: int = 0, layer: int = 0, device:
     from core_kernels.kernels.numba.random import shuffle
 
     order = torch.arange(num_rows)
-    keys = (("seed", seed), ("step", step), ("layer", layer))
-    shuffle(*(_as_int64(name, key) for name, key in keys), order.numpy())
+    shuffle(_as_int64("seed", seed), _as_int64("step", step), _as_int64("layer", layer), order.numpy())
     return order.to(device)
 
 

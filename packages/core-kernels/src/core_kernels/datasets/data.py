@@ -82,7 +82,7 @@ class GraphData:
         names = ("features", "labels", "train_mask", "val_mask", "test_mask")
         tensors = [getattr(self, name) for name in names]
         moved = [None if tensor is None else tensor.to(device) for tensor in tensors]
-        return GraphData(self.graph.to(device), *moved, self.name, self.num_classes)
+        return GraphData(self.graph.to(device), *moved, name=self.name, num_classes=self.num_classes)
 
     def save(self, dir: str | Path) -> None:
         """Write the data to a folder that :func:`~core_kernels.datasets.npy_folder` reads; ``meta.json`` comes last."""

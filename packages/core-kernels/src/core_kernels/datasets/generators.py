@@ -60,11 +60,11 @@ def rmat(
     from core_kernels.kernels.numba.generate import rmat_edges
 
     a, b, c, _ = probabilities
-    thresholds = [round(share * (1 << 16)) for share in (a, a + b, a + b + c)]
+    first, second, third = (round(share * (1 << 16)) for share in (a, a + b, a + b + c))
     names = random.permutation(num_nodes, seed, layer=_NAMES).to(index_dtype(num_nodes))
     edge_index = torch.empty(2, num_edges, dtype=names.dtype)
     scale = max(num_nodes - 1, 0).bit_length()
-    rmat_edges(seed, scale, *thresholds, names.numpy(), edge_index[0].numpy(), edge_index[1].numpy())
+    rmat_edges(seed, scale, first, second, third, names.numpy(), edge_index[0].numpy(), edge_index[1].numpy())
     graph = Graph.from_edge_index(edge_index, num_nodes)
     features = _normal(num_nodes, num_features, seed, _NOISE) if num_features else None
     if not num_classes:

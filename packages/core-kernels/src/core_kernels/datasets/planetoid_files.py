@@ -68,7 +68,7 @@ def planetoid(dir: str | Path, name: str) -> GraphData:
     masks[1, num_train : num_train + _NUM_VALIDATION_NODES] = True
     masks[2, torch.from_numpy(test_ids)] = True
     features, labels = torch.from_numpy(features), torch.from_numpy(labels)
-    return GraphData(graph, features, labels, *masks, name, known_labels.shape[1])
+    return GraphData(graph, features, labels, *masks, name=name, num_classes=known_labels.shape[1])
 
 
 def _existing(folder: Path, name: str, part: str) -> Path:

@@ -52,7 +52,8 @@ unpack the data set there
         raise argument_error("dir", str(dir), "a folder with edge_index.npy or graph/", "unpack the data set there")
     masks = [_read_mask(folder / f"{part}_idx.npy", graph.num_nodes) for part in ("train", "valid", "test")]
     num_classes = meta.get("num_classes", 0 if labels is None or not labels.numel() else int(labels.max()) + 1)
-    return GraphData(graph, features, labels, *masks, meta.get("name", folder.name), num_classes)
+    name = meta.get("name", folder.name)
+    return GraphData(graph, features, labels, *masks, name=name, num_classes=num_classes)
 
 
 def edge_list(

@@ -104,7 +104,7 @@ class Block(Graph):
 
     @classmethod
     def _from_arrays(cls, arrays: dict[str, Tensor], num_src: int) -> Block:
-        return cls(validate=False, **arrays)
+        return cls(full_graph=None, validate=False, **arrays)
 
     def _validate(self) -> None:
         super()._validate()

@@ -80,7 +80,8 @@ def read_edge_index(edge_index: Tensor | np.ndarray | Sequence[Tensor | np.ndarr
                 f"edge_index has dtype {column.dtype}; expected torch.int32 or torch.int64; "
                 "convert with edge_index.long()"
             )
-    return tuple(column if column.dtype in _INTEGER_DTYPES else column.long() for column in columns)
+    sources, destinations = (column if column.dtype in _INTEGER_DTYPES else column.long() for column in columns)
+    return sources, destinations
 
 
 def read_num_nodes(num_nodes: int | tuple[int, int] | None, sources: Tensor, destinations: Tensor) -> tuple[int, int]:

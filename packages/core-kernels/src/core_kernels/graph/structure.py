@@ -11,6 +11,7 @@ degrees, the reversed graph and the fingerprint are computed once, when first as
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,8 @@ class Graph:
         edge_ids: Tensor | None = None,
         validate: bool = True,
     ):
-        self.indptr, self.indices, self._edge_ids = indptr, indices, edge_ids
+        self.indptr, self.indices = indptr, indices
+        self._edge_ids: Tensor | Callable[[], Tensor] | None = edge_ids
         self.num_dst = indptr.shape[0] - 1
         self.num_src = self.num_dst if num_src is None else int(num_src)
         self.num_edges = indices.shape[0]
@@ -129,9 +131,10 @@ class Graph:
     @property
     def edge_ids(self) -> Tensor | None:
         """Edge id of each position, int64 [num_edges]; ``None`` when ids are positions."""
-        if callable(self._edge_ids):
-            self._edge_ids = self._edge_ids()
-        return self._edge_ids
+        edge_ids = self._edge_ids
+        if edge_ids is not None and not isinstance(edge_ids, Tensor):
+            edge_ids = self._edge_ids = edge_ids()
+        return edge_ids
 
     @property
     def num_nodes(self) -> int:

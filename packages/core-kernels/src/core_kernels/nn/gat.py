@@ -26,28 +26,28 @@ __all__ = ["GATConv", "GATv2Conv"]
 @vertex.program
 def gat(v, *, slope=0.2):
     """Sum of in-neighbours, weighted by attention."""
-    alpha = vertex.softmax(F.leaky_relu(e.src.score + v.score, slope) for e in v.in_edges)
+    alpha = vertex.softmax(vertex.leaky_relu(e.src.score + v.score, slope) for e in v.in_edges)
     return vertex.sum(a * e.src.h for a, e in zip(alpha, v.in_edges, strict=True))
 
 
 @vertex.program
 def gat_with_edges(v, *, slope=0.2):
     """The same, with a score of the edge and a factor on its attention (dropout)."""
-    alpha = vertex.softmax(F.leaky_relu(e.src.score + v.score + e.score, slope) for e in v.in_edges)
+    alpha = vertex.softmax(vertex.leaky_relu(e.src.score + v.score + e.score, slope) for e in v.in_edges)
     return vertex.sum(a * e.keep * e.src.h for a, e in zip(alpha, v.in_edges, strict=True))
 
 
 @vertex.program
 def gatv2(v, att, *, slope=0.2):
     """Sum of in-neighbours, weighted by attention that is not linear in either end."""
-    alpha = vertex.softmax(vertex.dot(att, F.leaky_relu(e.src.h + v.query, slope)) for e in v.in_edges)
+    alpha = vertex.softmax(vertex.dot(att, vertex.leaky_relu(e.src.h + v.query, slope)) for e in v.in_edges)
     return vertex.sum(a * e.src.h for a, e in zip(alpha, v.in_edges, strict=True))
 
 
 @vertex.program
 def gatv2_with_edges(v, att, *, slope=0.2):
     """The same, with a row per edge and a factor on its attention (dropout)."""
-    alpha = vertex.softmax(vertex.dot(att, F.leaky_relu(e.src.h + v.query + e.h, slope)) for e in v.in_edges)
+    alpha = vertex.softmax(vertex.dot(att, vertex.leaky_relu(e.src.h + v.query + e.h, slope)) for e in v.in_edges)
     return vertex.sum(a * e.keep * e.src.h for a, e in zip(alpha, v.in_edges, strict=True))
 
 
@@ -176,9 +176,10 @@ class GATConv(_Attention):
             bias, residual,
         )  # fmt: skip
         self.lin = linear(in_channels, heads * out_channels, glorot=True)
-        for name in ("att_src", "att_dst"):
-            setattr(self, name, nn.Parameter(torch.empty(1, heads, out_channels)))
-            glorot_(getattr(self, name))
+        self.att_src = nn.Parameter(torch.empty(1, heads, out_channels))
+        glorot_(self.att_src)
+        self.att_dst = nn.Parameter(torch.empty(1, heads, out_channels))
+        glorot_(self.att_dst)
         if edge_dim is not None:
             self.att_edge = nn.Parameter(torch.empty(1, heads, out_channels))
             glorot_(self.att_edge)
@@ -286,7 +287,10 @@ class GATv2Conv(_Attention):
         src, dst, params = {"h": h}, {"query": query}, {"att": self.att}
         if edge_attr is None and keep is None:
             return self._finish(self.program(graph, src=src, dst=dst, params=params), x)
-        edge_rows = h.new_zeros(graph.num_edges, 1, 1) if edge_attr is None else self.lin_edge(edge_attr).view(sizes)
+        edge_rows = h.new_zeros(graph.num_edges, 1, 1)
+        if edge_attr is not None:
+            assert self.lin_edge is not None  # else the check above has refused
+            edge_rows = self.lin_edge(edge_attr).view(sizes)
         keep = h.new_ones(graph.num_edges, 1, 1) if keep is None else keep
         edge = {"h": edge_rows, "keep": keep}
         return self._finish(self._program_with_edges(graph, src=src, dst=dst, edge=edge, params=params), x)

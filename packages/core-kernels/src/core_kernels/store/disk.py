@@ -93,7 +93,7 @@ class NpyRows:
         out = np.empty((len(sorted_rows), self.num_columns), self._numpy_dtype)
         if self.row_bytes == 0 or not len(sorted_rows):
             return torch.from_numpy(out), []
-        flat = memoryview(out.reshape(-1).view(np.uint8))
+        flat = out.reshape(-1).view(np.uint8).data
         runs = self._cut_runs(sorted_rows)
         spans = (int(sorted_rows[last - 1] - sorted_rows[first]) + 1 for first, last in runs)
         self.bytes_read += sum(spans) * self.row_bytes

@@ -282,6 +282,7 @@ class FeatureStore:
     def _follow_heat(self, ids: Tensor) -> None:
         if self._heat is None:
             return
+        assert self._refresh_every is not None  # heat is kept only where it is asked for
         if self._num_gathers and self._num_gathers % self._refresh_every == 0:
             self.refresh()
         self._num_gathers += 1

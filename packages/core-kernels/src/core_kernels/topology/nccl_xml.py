@@ -100,6 +100,7 @@ class _Reader:
 
     def _read_nvlinks(self, device: str, gpu: ElementTree.Element) -> None:
         host = self.nodes[device].host
+        assert host is not None  # only what joins hosts has none
         major = int(gpu.get("sm", "70")) // 10
         per_link = NVLINK_GB_PER_SECOND.get(major, NVLINK_GB_PER_SECOND[9]) * 1e9
         for nvlink in gpu.findall("nvlink"):

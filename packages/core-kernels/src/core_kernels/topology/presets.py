@@ -66,7 +66,7 @@ def _pcie_box(drawing: _Drawing, host: int, prefix: str) -> list[str]:
     """Draw eight devices, two per PCIe switch, two switches per socket; return the devices."""
     devices = []
     cpus = [drawing.node(f"{prefix}CPU{s}", "cpu", host, s) for s in range(2)]
-    drawing.cable(*cpus, "QPI")
+    drawing.cable(cpus[0], cpus[1], "QPI")
     for switch_number in range(4):
         socket = switch_number // 2
         switch = drawing.node(f"{prefix}PLX{switch_number}", "switch", host, socket)
