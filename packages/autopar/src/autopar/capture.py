@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
 
 from autopar import _compat
 from autopar.errors import CaptureError, ProblemError
@@ -113,6 +114,10 @@ def _read(program: Any, prefix: str, module_name: str, optimizer: str) -> Graph:
             num_inputs += kind == "input"
             if kind == "constant":
                 constants[node.name] = program.constants[target]
+        elif _is_idle_broadcast(node) or (node.args and _is_idle_broadcast(node.args[0])):
+            if not _is_idle_broadcast(node):  # one of the tensors that were not changed
+                position[node] = position[node.args[0].args[0][node.args[1]]]
+            continue
         elif node.op == "call_function" and node in used:
             kind, target = _operator_kind(node), ""
             if not is_supported(kind):
@@ -164,6 +169,14 @@ def _used_nodes(graph: fx.Graph) -> set[fx.Node]:
     return used
 
 
+def _is_idle_broadcast(node: Any) -> bool:
+    """Whether a node only lists tensors that have one shape already, as losses do."""
+    if not isinstance(node, fx.Node) or node.target is not torch.ops.aten.broadcast_tensors.default:
+        return False
+    tensors: Any = node.args[0]
+    return len({tuple(tensor.meta["val"].shape) for tensor in tensors}) == 1
+
+
 def _leaf_kind(spec: Any, prefix: str) -> tuple[str, str]:
     kind = spec.kind.name
     target = (spec.target or "").removeprefix(prefix)
@@ -183,7 +196,7 @@ def _operator_kind(node: fx.Node) -> str:
 
 def _tensor_arguments(node: fx.Node) -> list[fx.Node]:
     found: list[fx.Node] = []
-    fx.node.map_arg((node.args, node.kwargs), lambda source: found.append(source))
+    map_arg((node.args, node.kwargs), lambda source: found.append(source))
     return found
 
 

@@ -129,7 +129,9 @@ class Cluster(PlanDocument):
     def group_shape(self, mesh: Sequence[int], axis: int) -> str:
         """Return ``"HxR"``, hosts and ranks per host of the groups along one axis."""
         stride = math.prod(mesh[axis + 1 :])
-        per_host = math.gcd(mesh[axis], max(1, self.devices_per_host // stride))
+        # Without a network every device shares the one host.
+        together = self.devices_per_host if "network" in self.interconnect.links else self.num_devices
+        per_host = math.gcd(mesh[axis], max(1, together // stride))
         return f"{mesh[axis] // per_host}x{per_host}"
 
     def message_seconds(self, message: Message, mesh: tuple[int, ...]) -> float:

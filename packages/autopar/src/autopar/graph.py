@@ -59,7 +59,7 @@ class Operator:
     inputs: tuple[int, ...]
     input_info: tuple[TensorInfo, ...]
     output: TensorInfo
-    node: fx.Node
+    node: Any  # fx.Node, whose arguments may be of any type
     target: str = ""
     module: str = ""
     line: str = ""

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
+from torch.fx.node import map_arg
 
 from autopar.collectives import MeshGroups
 from autopar.errors import ProblemError
@@ -80,7 +81,7 @@ def run_operator(operator: Operator, config: Configuration, inputs: Sequence[Ten
 def _call(operator: Operator, inputs: Sequence[Tensor], **changed: Any) -> Any:
     """Call the operator with its captured arguments and these tensors; ``changed`` replaces positional arguments."""
     left = iter(inputs)
-    args, kwargs = fx.node.map_arg((operator.node.args, operator.node.kwargs), lambda _: next(left))
+    args, kwargs = map_arg((operator.node.args, operator.node.kwargs), lambda _: next(left))
     replaced = {int(name.removeprefix("arg")): value for name, value in changed.items()}
     args = [replaced.get(position, argument) for position, argument in enumerate(args)]
     target: Any = operator.node.target

@@ -67,7 +67,7 @@ class PlanFrontier(Frontier):
                 "exact": self.exact,
                 "memory": self.memory.tolist(),
                 "seconds": self.seconds.tolist(),
-                "plans": [plan.to_dict() for plan in self.points],
+                "plans": [self[index].to_dict() for index in range(len(self))],
             })
             + "\n"
         )  # fmt: skip

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -63,7 +64,7 @@ class Variable:
 
     kind: str
     operator: int
-    choices: Sequence[Configuration | Storage | Layout]
+    choices: Sequence[Any]
     layouts: Sequence[Layout]
     costs: np.ndarray
     working: np.ndarray
@@ -100,7 +101,7 @@ class SearchSpace:
     edges: list[Edge] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._memo: dict[tuple, object] = {}
+        self._memo: dict[tuple, Any] = {}
         self._readers = self.graph.consumers()
         self._needs = self.storage_needs(self.graph)
         self._variable_of: dict[int, int] = {}
@@ -194,7 +195,7 @@ class SearchSpace:
             working = np.array([working_bytes(operator, c, self.mesh) for c in choices], dtype=np.float64)
             layouts = [choice.output for choice in choices]
             self._memo[key] = (choices, layouts, self._masked("operator", operator, choices, costs), working)
-        choices, layouts, costs, working = self._memo[key]  # type: ignore[misc]
+        choices, layouts, costs, working = self._memo[key]
         return Variable("operator", position, choices, layouts, costs, working)
 
     def _storage_variable(self, position: int, operator: Operator) -> Variable:
@@ -207,7 +208,7 @@ class SearchSpace:
             costs = np.array([self._storage_cost(operator, c.layout) for c in choices], dtype=np.float64)
             costs = self._masked("storage", operator, choices, costs)
             self._memo[key] = (choices, [c.layout for c in choices], costs, np.zeros(len(choices)))
-        choices, layouts, costs, working = self._memo[key]  # type: ignore[misc]
+        choices, layouts, costs, working = self._memo[key]
         return Variable("storage", position, choices, layouts, costs, working)
 
     def _storages(self, operator: Operator, is_shared: bool) -> list[Storage]:
@@ -249,7 +250,7 @@ class SearchSpace:
         if key not in self._memo:
             kept = [layout for layout in layouts if divides(operator.output.shape, layout, self.mesh)]
             self._memo[key] = (kept, np.zeros((len(kept), 2)), np.zeros(len(kept)))
-        layouts, costs, working = self._memo[key]  # type: ignore[misc]
+        layouts, costs, working = self._memo[key]
         costs = self._masked("delivery", operator, layouts, costs)
         index = self._add(Variable("delivery", position, layouts, layouts, costs, working))
         needed = any(self._needs[reader][slot] for reader, slot in readers)
@@ -260,7 +261,7 @@ class SearchSpace:
         key = ("operator", *_signature(operator))
         if key not in self._memo:
             self._operator_variable(0, operator)
-        return self._memo[key][0]  # type: ignore[index]
+        return self._memo[key][0]
 
     def _add_result(self) -> None:
         whole: list[Layout] = [(R,) * len(self.mesh)]
@@ -276,7 +277,7 @@ class SearchSpace:
         )
         same = producer.kind in _MULTIPLE or (producer.kind == "buffer" and reader.kind in ("add_", "batch_norm"))
         origin = self.delivery_of.get(source, self._variable_of[source])
-        self._add_edge(origin, index, source, targets, self._needs[position][slot], same)  # type: ignore[arg-type]
+        self._add_edge(origin, index, source, targets, self._needs[position][slot], same)
 
     def _add_edge(
         self, source: int, target: int, position: int, targets: list[Layout], needed: bool, same: bool
@@ -289,7 +290,7 @@ class SearchSpace:
         key = ("edge", id(origin.choices), id(targets), producer.output, needed, same, free, producer.kind == "buffer")
         if key not in self._memo:
             self._memo[key] = self._edge_tables(origin, targets, producer, needed, same, free)
-        costs, working = self._memo[key]  # type: ignore[misc]
+        costs, working = self._memo[key]
         self.edges.append(Edge(source, target, costs, working))
 
     def _edge_tables(

@@ -128,7 +128,7 @@ def train_steps(
 
     Collective: all ranks of the module.
     """
-    optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-3)
     losses, counted = [], {}
     for _ in range(num_steps):
         optimizer.zero_grad()

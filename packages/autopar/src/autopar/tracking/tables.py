@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -84,7 +85,8 @@ def combine(a: Table, b: Table, eliminated: int = -1) -> Table:
                 cell += along.reshape([-1 if d == dim else 1 for d in range(len(shape))])
         cells.append(cell.reshape(-1))
     steps = [stride.get(eliminated, 0) for stride in strides]
-    offsets, points = combine_cells(*cells, *steps, num_choices, a.offsets, b.offsets, a.costs, b.costs)
+    merge: Any = combine_cells
+    offsets, points = merge(*cells, *steps, num_choices, a.offsets, b.offsets, a.costs, b.costs)
     costs, origin = points[:, :2].copy(), points[:, 2:].copy()
     return Table(scope, shape, offsets, costs, (a, b), eliminated, origin)
 
@@ -139,7 +141,8 @@ class Products:
     def thin(self, table: Table, ratio: float) -> Table:
         """Return :func:`thin` of a table, computed once for equal ones."""
         key = (table.content, "thin", ratio)
-        return self._once(key, lambda: thin(table, ratio), *table.parents, table.eliminated)
+        a, b = table.parents
+        return self._once(key, lambda: thin(table, ratio), a, b, table.eliminated)
 
     def _once(self, key: tuple, compute: Callable[[], Table], a: Table, b: Table, eliminated: int) -> Table:
         if key not in self._results:

@@ -1,0 +1,158 @@
+"""Applied plans against one device: parameters, optimiser state, losses, collectives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+import autopar.local_operators as local_operators
+from autopar import Cluster, apply, models, search, trace
+from autopar.errors import VerificationError
+from autopar.verification import train_steps, verify
+from core_kernels.comm import Group
+from core_kernels.testing import RankPool
+
+pytestmark = pytest.mark.distributed
+
+SMALL = {
+    "gpt": {"layers": 1, "width": 16, "vocabulary": 32, "dropout": 0.1, "tied": True},
+    "lstm": {},
+    "mlp": {"dropout": 0.2},
+    "mlp_mixer": {"blocks": 1, "width": 16, "image": 16, "patch": 4, "batch": 4, "classes": 8},
+    "vgg16": {"image": 32, "shrink": 16, "hidden": 32, "classes": 8, "batch": 8, "dropout": 0.5},
+    "wide_resnet": {"depths": (1, 1), "width": 4, "image": 16, "batch": 4, "classes": 8},
+}
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with RankPool(4, timeout_seconds=60.0) as pool:
+        yield pool
+
+
+def make(name, dtype=torch.float64):
+    torch.manual_seed(0)
+    model, batch = models.FACTORIES[name](**SMALL[name])
+    return model.to(dtype), tuple(x.to(dtype) if x.is_floating_point() else x for x in batch)
+
+
+def plans_of(name, mesh, count, dtype=torch.float64):
+    size = int(torch.tensor(mesh).prod())
+    frontier = search(trace(*make(name, dtype)), Cluster.preset("loopback-cpu", size), [mesh])
+    places = {round(i * (len(frontier) - 1) / max(1, count - 1)) for i in range(count)}
+    return [frontier[place] for place in sorted(places)]
+
+
+def train_plans(group, name, plans, dtype):
+    results = []
+    for plan in plans:
+        model, batch = make(name, dtype)
+        parallel = apply(model, plan, trace(model, batch), group)
+        losses, state, counted = train_steps(parallel, batch, 3)
+        results.append((losses, state, counted == parallel.predicted_collectives()))
+    return results
+
+
+def train_single(name, dtype=torch.float64):
+    model, batch = make(name, dtype)
+    graph = trace(model, batch)
+    plan = search(graph, Cluster.preset("loopback-cpu", 1)).mini_time()
+    losses, state, _ = train_steps(apply(model, plan, graph, Group.single()), batch, 3)
+    return losses, state
+
+
+def largest_error(state, expected):
+    return max(float((state[name].double() - value.double()).abs().max()) for name, value in expected.items())
+
+
+def assert_equal_to_single(pool, name, mesh, count, dtype=torch.float64, tolerance=1e-10):
+    losses, expected = train_single(name, dtype)
+    plans = plans_of(name, mesh, count, dtype)
+    for rank_results in pool.run(train_plans, name, plans, dtype, deadline_seconds=110):
+        for plan, (found, state, as_predicted) in zip(plans, rank_results, strict=True):
+            assert max(abs(a - b) for a, b in zip(found, losses, strict=True)) < tolerance, plan.explain()
+            assert largest_error(state, expected) < tolerance, plan.explain()
+            assert as_predicted, plan.explain()
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_plans_equal_one_device_on_two_axes(pool, name):
+    assert_equal_to_single(pool, name, (2, 2), 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [(4,), (2, 2)])
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_many_plans_equal_one_device(pool, name, mesh):
+    assert_equal_to_single(pool, name, mesh, 12)
+
+
+def test_float32_plans_equal_one_device(pool):
+    assert_equal_to_single(pool, "mlp", (4,), 3, torch.float32, 1e-5)
+
+
+def test_one_device_equals_the_plain_module():
+    model, batch = make("wide_resnet")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(*batch)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    found, state = train_single("wide_resnet")
+    assert found == losses
+    for name, value in {**dict(model.named_parameters()), **dict(model.named_buffers())}.items():
+        torch.testing.assert_close(state[name], value.detach(), rtol=0, atol=0)
+
+
+def train_with_wrong_bias(group, name, plans, dtype):
+    """The twin: a bias added by every rank to a partial sum must show."""
+    apply_once = local_operators._Once.apply
+    local_operators._Once.apply = staticmethod(lambda x, is_first: apply_once(x, True))
+    try:
+        return train_plans(group, name, plans, dtype)
+    finally:
+        local_operators._Once.apply = apply_once
+
+
+def test_a_broken_rule_is_seen(pool):
+    _, expected = train_single("gpt")
+    plans = [plan for plan in plans_of("gpt", (4,), 12) if any(o.output == "P(sum)" and len(o.inputs) == 3 for o in plan.operators.values())]  # fmt: skip  # noqa: E501
+    assert plans
+    results = pool.run(train_with_wrong_bias, "gpt", plans[:1], torch.float64, deadline_seconds=110)
+    assert largest_error(results[0][0][1], expected) > 1e-6
+
+
+def save_and_load(group, plan):
+    model, batch = make("mlp")
+    graph = trace(model, batch)
+    parallel = apply(model, plan, graph, group)
+    state = parallel.state_dict()
+    names = list(state) == list(model.state_dict())
+    distributed = all(isinstance(value, DTensor) for value in state.values())
+    whole = all(torch.equal(value.full_tensor(), model.state_dict()[name]) for name, value in state.items())
+    other, _ = models.mlp(dropout=0.2)
+    again = apply(model, plan, graph, group)
+    again.load_state_dict(other.double().state_dict())
+    loaded = all(torch.equal(value, other.state_dict()[name]) for name, value in again.full_tensors().items())
+    again.load_state_dict(state)
+    restored = all(torch.equal(value, model.state_dict()[name]) for name, value in again.full_tensors().items())
+    return names, distributed, whole, loaded, restored
+
+
+def test_state_dict_is_distributed_and_takes_full_tensors(pool):
+    plan = plans_of("mlp", (2, 2), 2)[0]
+    assert all(all(result) for result in pool.run(save_and_load, plan))
+
+
+@pytest.mark.slow
+def test_verify_passes_and_a_tight_tolerance_fails():
+    graph = trace(*models.gpt())
+    plan = search(graph, Cluster.preset("loopback-cpu")).min_memory()
+    found = verify("autopar.models:gpt", plan)
+    assert found.collectives_match
+    with pytest.raises(VerificationError, match="differ by"):
+        verify("autopar.models:gpt", plan, tolerance=0.0)
