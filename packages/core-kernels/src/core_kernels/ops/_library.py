@@ -119,8 +119,8 @@ def _register_autograd(op: str, backward: Callable[..., Any], setup_context: Cal
         {"forward": staticmethod(forward), "backward": staticmethod(gradients)},
     )
 
-    # Function.apply only adds what functorch's transforms need.
-    apply_plainly = super(torch.autograd.Function, function).apply
+    # Function.apply only adds what functorch's transforms need; torch's stubs do not show the one below it.
+    apply_plainly = super(torch.autograd.Function, function).apply  # pyright: ignore[reportAttributeAccessIssue]
     has_transforms = torch._C._are_functorch_transforms_active
 
     def autograd(keyset: Any, *args: Any) -> Any:

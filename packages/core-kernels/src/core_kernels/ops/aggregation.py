@@ -153,7 +153,7 @@ def _dispatch_extremum(indptr, indices, x, weight, edge_ids, largest, t_indptr, 
     x = _library.contiguous_rows("spmm_extremum", "x", x)
     weight = None if weight is None else weight.contiguous()
     out = empty_rows(x, indptr.shape[0] - 1, x.shape[1])
-    arg = empty_rows(x, *out.shape, torch.int32)
+    arg = empty_rows(x, *out.shape, dtype=torch.int32)
     if out.numel():
         _library.run("spmm_extremum", x, indptr, indices, x, weight, edge_ids, largest, out, arg)
     return out, arg

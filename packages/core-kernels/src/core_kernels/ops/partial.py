@@ -126,7 +126,7 @@ def partial_aggregate(
     """
     if (reduce == "softmax") != (logits is not None) or (reduce == "softmax" and weight is not None):
         raise argument_error("reduce", reduce, 'logits exactly with "softmax", and then no weight', "fix the arguments")
-    if reduce == "softmax":
+    if logits is not None:  # exactly with softmax
         return PartialState("softmax", _softmax_state(graph, x, logits))
     if reduce not in _NUM_TENSORS:
         raise argument_error("reduce", reduce, f"one of {', '.join(_NUM_TENSORS)}", "aggregate in one part")

@@ -168,7 +168,7 @@ def _fake_extremum_backward(grad, arg, indptr, edge_ids, num_edges):
 
 def _dispatch_softmax(logits, indptr, edge_ids):
     logits = _library.contiguous_rows("segment_softmax", "logits", logits)
-    out = empty_rows(logits, *logits.shape)
+    out = empty_rows(logits, logits.shape[0], logits.shape[1])
     if logits.numel():
         _library.run("segment_softmax", logits, logits, indptr, edge_ids, out)
     return out

@@ -123,6 +123,7 @@ class Kernel:
     def _option_sets(self, dtype: torch.dtype | None) -> Iterator[dict[str, int]]:
         sets: list[dict[str, int]] = [{}]
         if self.vec:
+            assert dtype is not None  # loads have an element type
             sets = [{"vec": 1}, {"vec": WIDE[dtype]}]
         narrow = dtype is not None and dtype.itemsize == 2
         varied = {key: values if narrow else values[-1:] for key, values in self.narrow_options.items()}

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from core_kernels.errors import CoreKernelsError, MissingDependencyError
 from core_kernels.kernels.cuda._source import flatten
@@ -115,7 +116,7 @@ def compile_kernels(source: str, expressions: Sequence[str], arch: str) -> Compi
 def _compile_nvrtc(text: str, expressions: Sequence[str], arch: str) -> Compiled:
     from cuda.bindings import nvrtc
 
-    def checked(result: tuple) -> object:
+    def checked(result: tuple) -> Any:
         if result[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise CompileError(f"NVRTC answers {result[0].name} for {arch}: {log()[:4000]}")
         return result[1] if len(result) == 2 else None

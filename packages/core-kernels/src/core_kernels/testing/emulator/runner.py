@@ -236,7 +236,7 @@ def run_library(
         raise EmulatorError(f"{name}: {message.value.decode()}")
 
 
-def _pack(arg: object) -> ctypes._SimpleCData:
+def _pack(arg: Tensor | float | None) -> ctypes._SimpleCData:
     if arg is None:
         return ctypes.c_void_p(0)
     if isinstance(arg, Tensor):
@@ -248,7 +248,7 @@ def _pack(arg: object) -> ctypes._SimpleCData:
     return ctypes.c_int64(int(arg))
 
 
-def launch(instance: Instance, grid: Sequence[int], block: int, args: Sequence[object]) -> None:
+def launch(instance: Instance, grid: Sequence[int], block: int, args: Sequence[Tensor | float | None]) -> None:
     """Run a registered kernel instance on CPU tensors.
 
     Args:
