@@ -39,10 +39,12 @@ def main() -> None:
 def sweep(hosts, net, rate, batch_size, args) -> dict:
     base = BenchJob("ours", args.dataset, batch_size, args.width, steps=args.steps, warmup=2)
     choice = bench_plan(base, net, 4, 0.02)
-    between = [round(50 * 800 ** (i / (args.sizes - 1))) for i in range(args.sizes)]
+    num_rows = sum(shape.num_embeddings for shape in choice.tables)
+    between = [round(50 * (num_rows / 50) ** (i / (args.sizes - 1))) for i in range(args.sizes)]
     sizes = sorted({0, choice.num_hot_rows, *between})
     plans = {size: bench_plan(base, net, 4, 0.02, hot=size) for size in sizes}
     seconds: dict[int, list[float]] = {size: [] for size in sizes}
+    hosts.run(bench_on_rank, replace(base, plan=choice))  # loads code and opens connections
     for _ in range(args.repeats):
         for size, plan in plans.items():
             results = hosts.run(bench_on_rank, replace(base, plan=plan))
