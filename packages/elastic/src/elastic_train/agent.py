@@ -250,7 +250,10 @@ class Agent:
         try:
             links = connect(generation, self._worker, self._interface, self._timeout_seconds)
         except RuntimeError as error:
-            _logger.info("worker %s: generation %d did not connect: %s", self._worker, generation.number, error)
+            self._events.write("unconnected", generation=generation.number, error=str(error)[:300])
+            with self._lock:
+                self._member = replace(self._member, broken=generation.number)
+            self._publish()
             return
         with self._lock:
             is_newest = self._member.generation < generation.number == self._building

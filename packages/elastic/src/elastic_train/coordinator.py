@@ -34,6 +34,7 @@ class Member:
         pid_started: Start time of the process in kernel ticks, which tells it from a later one of the same id.
         joined: Order of joining.
         is_leaving: Whether it asked to leave.
+        broken: Newest generation whose group it could not connect.
     """
 
     worker: str
@@ -44,6 +45,7 @@ class Member:
     pid_started: int = 0
     joined: float = 0.0
     is_leaving: bool = False
+    broken: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,8 @@ def decide(newest: Generation | None, alive: dict[str, Member], limits: Limits) 
         if all(w in alive and alive[w].phase == "running" and alive[w].generation >= newest.number
                for w in newest.members):  # fmt: skip
             return Change(newest.members, "commit")
-        if all(w in alive for w in newest.members):
+        is_broken = any(m.broken >= newest.number for m in alive.values())
+        if all(w in alive for w in newest.members) and not is_broken:
             return None
         base = [w for w in newest.members if w in alive and alive[w].phase == "running"]
         if not running:  # the first generation lost a member before it ran
@@ -105,8 +108,8 @@ def _recover(
     """Gather the survivors once all of them know of the failure."""
     if running:
         return None
-    is_newest_lost = any(m.generation >= newest.number for m in failed) or any(w not in alive for w in newest.members)
-    if not is_newest_lost:
+    is_given_up = any(max(m.generation, m.broken) >= newest.number for m in failed)
+    if not is_given_up and all(w in alive for w in newest.members):
         return None
     order = {worker: rank for rank, worker in enumerate(newest.members)}
     survivors = sorted((m.worker for m in failed), key=lambda w: (order.get(w, len(order)), w))
@@ -129,7 +132,7 @@ def _resize(
     lost = [w for w in newest.members if w not in alive and w not in wanted]
     if not wanted or (lost and not is_forced):
         return None  # those who still train will notice and report
-    if tuple(wanted) == newest.members:
+    if tuple(wanted) == newest.members and not is_forced:
         return None
     grows, shrinks = any(w in newcomers for w in wanted), len(staying) < len(base)
     reason = "replace" if grows and shrinks else "scale-out" if grows else "scale-in"

@@ -53,7 +53,8 @@ class ElasticDataLoader:
             raise input_error("dataset", dataset, "a map-style dataset with samples", "give it __len__")
         if global_batch_size < 1:
             raise input_error("global_batch_size", global_batch_size, "at least 1", "pass the samples of one step")
-        self._job, self._dataset, self._num_epochs = job or session.current_job(), dataset, num_epochs
+        self._dataset: Any = dataset
+        self._job, self._num_epochs = job or session.current_job(), num_epochs
         self._global_batch_size, self._seed, self._shuffle = global_batch_size, seed, shuffle
         self._collate = collate or torch.utils.data.default_collate
         self.indices: list[int] = []

@@ -72,6 +72,8 @@ class Election:
                 self._version, self._renewed = version, begin
                 return True
             self.epoch = 0
+        if self._store.get(self._key) is not None:  # reading is cheap, and this is asked many times a second
+            return False
         version = self._store.put(self._key, {"worker": self._worker, "epoch": 0}, 0, self._lease_seconds)
         if version is None:
             return False

@@ -46,7 +46,7 @@ def connect(generation: Generation, worker: str, interface: str = "127.0.0.1", t
     host, _, port = generation.address.rpartition(":")
     timeout = timedelta(seconds=timeout_seconds)
     store = dist.TCPStore(host, int(port), is_master=False, timeout=timeout)
-    options = dist.ProcessGroupGloo._Options()
+    options: Any = dist.ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=interface)]
     options._timeout = timeout
     rank = generation.members.index(worker)
@@ -71,14 +71,14 @@ class Links:
 
     def sum_async(self, tensor: Tensor) -> Any:
         """Start summing a tensor in place over all members; returns a handle with ``wait()``."""
-        options = dist.AllreduceOptions()
+        options: Any = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.SUM
         return self._group.allreduce([tensor], options)
 
     def minimum(self, numbers: Sequence[int]) -> list[int]:
         """Return the smallest of each of some integers over all members."""
         tensor = torch.tensor(numbers, dtype=torch.int64)
-        options = dist.AllreduceOptions()
+        options: Any = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MIN
         self._group.allreduce([tensor], options).wait()
         return tensor.tolist()

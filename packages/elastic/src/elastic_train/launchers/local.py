@@ -28,8 +28,9 @@ class LocalJob:
         min_workers: Workers that the job waits for at its start.
         max_workers: Most workers of the job.
         environment: Variables to add.
-        niceness: Added to the scheduling priority of workers that start after the first ones, so that their start
-            takes less from those that train.
+        niceness: Added to the scheduling priority of workers that do not start the job, so that their start takes
+            less from those that train.
+        prefix: Worker ids are this and a number; another one than ``"w"`` adds to a job that runs already.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class LocalJob:
         max_workers: int = 64,
         environment: dict[str, str] | None = None,
         niceness: int = 0,
+        prefix: str = "w",
     ):
         if not command:
             raise input_error("command", list(command), "a program", "name the training script")
@@ -51,7 +53,7 @@ class LocalJob:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.store = f"file://{self.folder.absolute()}"
         self.events = self.folder / f"{job_id}-events.jsonl"
-        self._max_workers, self._niceness, self._started = max_workers, niceness, 0
+        self._max_workers, self._niceness, self._prefix, self._started = max_workers, niceness, prefix, 0
         self._environment = {
             **os.environ,
             "ELASTIC_TRAIN_STORE": self.store,
@@ -74,10 +76,10 @@ class LocalJob:
             raise JobStateError(
                 f"{running} + {num_workers} workers are too many: expected at most {self._max_workers}; start fewer"
             )
-        is_late = bool(self.processes)
+        is_late = bool(self.processes) or self._prefix != "w"
         names = []
         for _ in range(num_workers):
-            name = f"w{self._started}"
+            name = f"{self._prefix}{self._started}"
             self._started += 1
             command = (
                 ["nice", "-n", str(self._niceness), *self._command] if is_late and self._niceness else self._command

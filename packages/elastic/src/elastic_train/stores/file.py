@@ -7,6 +7,7 @@ process that is paused inside a transaction (some ten microseconds) keeps the ot
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sqlite3
 import threading
@@ -42,9 +43,13 @@ class FileStore:
             self._database = sqlite3.connect(
                 self._path, timeout=busy_seconds, isolation_level=None, check_same_thread=False
             )
-            self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=OFF")
-            self._database.executescript(_SCHEMA)
+            # One process at a time sets the file up: SQLite does not wait for the lock that a change of mode needs.
+            with open(self._path.with_suffix(".lock"), "w") as guard:
+                fcntl.flock(guard, fcntl.LOCK_EX)
+                if self._database.execute("SELECT name FROM sqlite_master").fetchone() is None:
+                    self._database.execute("PRAGMA journal_mode=WAL")
+                    self._database.executescript(_SCHEMA)
         except (OSError, sqlite3.Error) as error:
             raise StoreError(
                 f"cannot open the store {self._path}: {error}; expected a folder this process can write; "
