@@ -31,6 +31,9 @@ from core_kernels.console import format_bytes
 
 __all__ = ["PlanFrontier", "mini_parallelism", "profile", "search", "search_presets"]
 
+# Combinations of choices that one elimination may hold; beyond, a mesh would take minutes and is left out.
+_MAX_CELLS = 1 << 20
+
 
 class PlanFrontier(Frontier):
     """A frontier whose points are :class:`~autopar.plan.Plan`; memory in bytes."""
@@ -109,7 +112,8 @@ def search(
         max_levels: Bounds on the working set to search under, per mesh.
 
     Returns:
-        The frontier; its points are plans.
+        The frontier; its points are plans. ``exact`` is false when a mesh was left out because the graph is too
+        entangled for it (recurrent models on two axes).
 
     Raises:
         ProblemError: A mesh that is not one of all devices, or an unknown parameter.
@@ -122,7 +126,15 @@ def search(
     """
     keep = _constraint(graph, constraints or {})
     spaces = [SearchSpace(graph, mesh, cluster, keep) for mesh in _read_meshes(cluster, meshes)]
-    return _search_spaces(spaces, eps, max_levels)
+    fitting = [space for space in spaces if space.largest_table() <= _MAX_CELLS]
+    if not fitting:
+        raise ProblemError(
+            f"on mesh {spaces[0].mesh} one elimination would hold {spaces[0].largest_table()} combinations of choices; "
+            f"expected at most {_MAX_CELLS}; allow a mesh of one axis"
+        )
+    frontier = _search_spaces(fitting, eps, max_levels)
+    frontier.exact = frontier.exact and len(fitting) == len(spaces)
+    return frontier
 
 
 def _read_meshes(cluster: Cluster, meshes: str | Sequence[Sequence[int]]) -> list[tuple[int, ...]]:

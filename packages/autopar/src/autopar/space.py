@@ -34,6 +34,7 @@ from autopar.placement import Layout, R, divides, value_layout
 from autopar.problem import Problem
 from autopar.resharding import steps_between
 from autopar.rules import Configuration, configurations, rule_of
+from autopar.tracking.order import balanced_order, elimination_order, largest_scope
 
 __all__ = ["SearchSpace", "Storage", "Variable"]
 
@@ -140,6 +141,13 @@ class SearchSpace:
             return levels
         wanted = np.geomspace(max(levels[0], 1.0), max(levels[-1], 1.0), max_levels)
         return sorted({min(levels, key=lambda level: abs(level - value)) for value in wanted} | {levels[-1]})
+
+    def largest_table(self) -> int:
+        """Return the most combinations of choices that one elimination of the search holds."""
+        edges = [(edge.source, edge.target) for edge in self.edges]
+        sizes = [len(variable.choices) for variable in self.variables]
+        orders = (balanced_order(len(sizes), edges), elimination_order(len(sizes), edges))
+        return max(largest_scope(order, edges, sizes)[0] for order in orders)
 
     # -- building ----------------------------------------------------------------------------------------------------
 

@@ -182,6 +182,15 @@ def test_bad_arguments_are_refused(mlp_graph, call, message):
         call(mlp_graph)
 
 
+def test_a_graph_too_entangled_for_a_mesh_is_left_out_or_refused():
+    graph = trace(*models.lstm())
+    with pytest.raises(ProblemError, match=r"on mesh \(2, 2\) one elimination would hold"):
+        search(graph, Cluster.preset("loopback-cpu", 4), [(2, 2)])
+    frontier = search(graph, Cluster.preset("loopback-cpu", 4), eps=0.05, max_levels=1)
+    assert not frontier.exact
+    assert {plan.mesh for plan in (frontier[0], frontier[-1])} == {(4,)}
+
+
 def test_constraints_fix_storage(mlp_graph):
     frontier = search(mlp_graph, CLUSTER, constraints={"network.0.weight": "S(0)"})
     for index in range(len(frontier)):
