@@ -34,7 +34,7 @@ myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "fieldlist"]
 myst_heading_anchors = 3
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
-nb_execution_timeout = 120
+nb_execution_timeout = 400
 nb_merge_streams = True
 
 # Names of other projects and type variables have no page here; the site builds without a network.
