@@ -212,5 +212,7 @@ if __name__ == "__main__":
     warm = torch.nn.Parameter(torch.zeros(1))
     warm.grad = torch.zeros(1)
     torch.optim.AdamW([warm]).step()
-    result = resize(args.trials) if args.kind == "resize" else strike(args.kind, args.trials, args.seed, args.limit_seconds)
+    result = (
+        resize(args.trials) if args.kind == "resize" else strike(args.kind, args.trials, args.seed, args.limit_seconds)
+    )
     print(json.dumps(result, indent=1))

@@ -70,6 +70,7 @@ class Agent:
         pid = os.getpid()
         self._member = Member(worker, "ready", 0, socket.gethostname(), pid, _start_ticks(pid), time.time())
         self._seen: dict[str, Member] = {}
+        self._suspects: dict[str, tuple[Member, float]] = {}
         self._offer: tuple[int, Links | None] = (0, None)
         self._building, self._claimed = 0, 0
         self._due, self._looked = 0.0, float("-inf")
@@ -205,17 +206,25 @@ class Agent:
         return {worker: member for worker, member in found.items() if member.phase != "left"}
 
     def _kill_hung(self, found: dict[str, Member]) -> None:
-        """Kill members of this host whose lease ran out while we watched, although their process is there."""
+        """Kill members of this host whose lease ran out while we watched, although their process is there.
+
+        One that is stopped is killed at once. Another may just lack processor time, so it gets two more leases.
+        """
         now = time.monotonic()
         is_watching, self._looked = now - self._looked < self._lease_seconds / 2, now
         for worker, member in self._seen.items():
             is_local = member.host == self._member.host and worker != self._worker
-            if not is_watching or worker in found or not is_local or member.phase == "left" or _is_gone(member):
-                continue
-            self._events.write("killed", lost=worker)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(member.pid, signal.SIGKILL)
+            if is_watching and worker not in found and is_local and member.phase != "left":
+                self._suspects[worker] = (member, now)
         self._seen = found
+        for worker, (member, since) in list(self._suspects.items()):
+            if worker in found or _is_gone(member):
+                del self._suspects[worker]
+            elif _is_stopped(member.pid) or now - since > 2 * self._lease_seconds:
+                del self._suspects[worker]
+                self._events.write("killed", lost=worker)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(member.pid, signal.SIGKILL)
 
     def _lead(self, members: dict[str, Member]) -> None:
         change = decide(self.newest, members, self._limits)
@@ -266,13 +275,23 @@ class Agent:
             links.drop()
 
 
+def _process_fields(pid: int) -> list[str]:
+    """Return what the kernel says of a process, from its state on; ``["X"]`` when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ["X"]
+
+
 def _start_ticks(pid: int) -> int:
     """Return when a process started, 0 when it is gone or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
+    fields = _process_fields(pid)
     return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal or a debugger."""
+    return _process_fields(pid)[0] in "Tt"
 
 
 def _is_gone(member: Member) -> bool:

@@ -5,26 +5,24 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from elastic_train.events import read_events
+from elastic_train.launchers import LocalJob
 
 pytestmark = pytest.mark.distributed
+SCRIPT = str(Path(__file__).parent / "training_script.py")
 STEPS_PER_EPOCH = 32  # 1,000 samples in batches of 32, the last of 8
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
     """Return losses and final weights of a run with one worker."""
-    from pathlib import Path
-
-    from elastic_train.launchers import LocalJob
-
     folder = tmp_path_factory.mktemp("reference")
-    script = Path(__file__).parent / "training_script.py"
-    with LocalJob([str(script), str(folder), "--step-seconds", "0"], folder) as job:
+    with LocalJob([SCRIPT, str(folder), "--step-seconds", "0"], folder) as job:
         job.scale_out(1)
         assert job.wait(90) == {"w0": 0}
     return job
@@ -61,7 +59,7 @@ def test_two_workers_take_a_third(start_job, wait_for_step, read_logs, reference
     assert [line["size"] for line in resized] == [3]
 
 
-@pytest.mark.parametrize("leaver", ["leader", "follower"])
+@pytest.mark.parametrize("leaver", ["leader", pytest.param("follower", marks=pytest.mark.slow)])
 def test_a_worker_leaves_in_good_order(start_job, wait_for_size, read_logs, reference, leaver):
     job = start_job(3, "--step-seconds", "0.05", min_workers=2)
     wait_for_size(job, 3)
@@ -76,7 +74,7 @@ def test_a_worker_leaves_in_good_order(start_job, wait_for_size, read_logs, refe
     assert not [e for e in read_events(job.events) if e["event"] in ("failed", "killed")]
 
 
-@pytest.mark.parametrize("victim", ["leader", "follower"])
+@pytest.mark.parametrize("victim", ["leader", pytest.param("follower", marks=pytest.mark.slow)])
 def test_a_killed_worker_costs_at_most_the_step(start_job, wait_for_step, read_logs, reference, victim):
     job = start_job(3)
     wait_for_step(job, "w0", 7)
@@ -119,3 +117,14 @@ def test_a_script_without_notify_is_told_so(start_job, capfd):
     job = start_job(1, "--forget-to-notify")
     assert job.wait(60) == {"w0": 1}
     assert "expected notify_batch_end() after each optimizer step" in capfd.readouterr().err
+
+
+def test_a_newcomer_with_other_state_is_refused_and_the_job_goes_on(start_job, read_logs, reference, capfd):
+    job = start_job(2, "--step-seconds", "0.1")
+    command = [SCRIPT, str(job.folder), "--step-seconds", "0.1"]
+    with LocalJob(command, job.folder, prefix="odd") as other:
+        other.scale_out(1)
+        assert other.wait(90) == {"odd0": 1}
+    assert set(job.wait(90).values()) == {0}
+    check(job, read_logs, reference, 2)
+    assert "worker 'odd0' cannot take the state of the job" in capfd.readouterr().err

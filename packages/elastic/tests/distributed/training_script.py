@@ -33,7 +33,7 @@ data = torch.utils.data.TensorDataset(x_all, x_all.sum(1, keepdim=True).tanh())
 
 job = elastic_train.init()
 torch.manual_seed(int.from_bytes(worker.encode()) if job.agent.newest else 1)  # newcomers begin with other weights
-width = args.width if worker != "odd" else args.width + 1
+width = args.width + worker.startswith("odd")
 model = nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
 model = elastic_train.wrap(model)
 optimizer = elastic_train.Optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3))
