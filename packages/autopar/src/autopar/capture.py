@@ -73,7 +73,7 @@ def trace(
 
     >>> from autopar import models
     >>> print(trace(*models.mlp()).report())
-    _Classifier: 1,608 parameters in 4 tensors, 4 operators (linear x2, relu x1, cross_entropy_loss x1)
+    _Classifier: 1,608 parameters in 4 tensors, 5 operators (linear x2, relu x1, dropout x1, cross_entropy_loss x1)
     """
     if optimizer not in OPTIMIZER_STATES:
         raise ProblemError(

@@ -36,7 +36,7 @@ def configurations(operator: Operator, mesh: Sequence[int]) -> list[Configuratio
     >>> from autopar import capture, models
     >>> linear = next(o for o in capture.trace(*models.mlp()).operators if o.kind == "linear")
     >>> [(config.inputs[0], config.output) for config in configurations(linear, (2,))]
-    [((-1,), (-1,)), ((0,), (0,)), ((-3,), (1,)), ((1,), (-2,))]
+    [((-1,), (-1,)), ((0,), (0,)), ((-1,), (1,)), ((1,), (-2,))]
     """
     whole = ((R,) * len(operator.inputs), R)
     splits = [whole, *dict.fromkeys(rule_of(operator.kind).splits(operator))]
