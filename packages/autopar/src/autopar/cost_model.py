@@ -26,7 +26,15 @@ from autopar.placement import Layout, local_shape
 from autopar.resharding import Message, Step, message_of, step_messages
 from autopar.rules import Configuration, rule_of
 
-__all__ = ["ConversionCost", "conversion_cost", "internal_messages", "local_bytes", "operator_seconds", "saved_bytes"]
+__all__ = [
+    "ConversionCost",
+    "conversion_cost",
+    "internal_messages",
+    "local_bytes",
+    "operator_seconds",
+    "saved_bytes",
+    "working_bytes",
+]
 
 
 def local_bytes(info: TensorInfo, layout: Layout, mesh: Sequence[int]) -> int:

@@ -46,12 +46,12 @@ class Operator:
         name: Unique name, that of the graph node.
         kind: ``"parameter"``, ``"buffer"``, ``"input"``, ``"constant"``, or an operator such as ``"linear"``.
         inputs: Positions of the operators whose results are the tensor inputs, in argument order.
+        input_info: Shapes and dtypes of those tensors.
         output: The result.
         node: The graph node, with all arguments.
         target: Name of the parameter or buffer.
         module: Path of the module it belongs to.
         line: Source line, when known.
-        updates: Whether it changes a buffer in place.
     """
 
     name: str
@@ -91,7 +91,11 @@ class Graph:
         operators: In topological order, leaves first.
         result: Position of the loss.
         optimizer: Name of the optimiser whose state is planned for.
+        state_factor: Bytes of its state per byte of parameters.
         module_name: Class of the module.
+        fx_graph: The captured graph itself.
+        num_inputs: Number of tensors the step takes.
+        constants: Tensors that the module made itself, by name of their operator.
         capture_seconds: How long the capture took.
     """
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from autopar import Cluster, Plan, apply, models, profile, search, search_presets, trace, track
+from autopar import Cluster, Plan, apply, measure_operators, models, profile, search, search_presets, trace, track
 from autopar.capture import fake_tensors
 from autopar.errors import CaptureError, InfeasibleError, PlanMismatchError, ProblemError
 from autopar.placement import P, Q, R, divides, format_layout, local_shape, parse_layout
@@ -207,3 +208,11 @@ def test_fewest_devices_equals_trying_each():
         assert np.prod(plan.mesh) == min(fitting)
     with pytest.raises(InfeasibleError, match="not feasible on up to 4 devices"):
         mini_parallelism(graph, cluster, memory=1.0)
+
+
+def test_measured_operators_replace_estimates(mlp_graph, tmp_path):
+    measured = measure_operators(mlp_graph, CLUSTER, repeats=1)
+    assert len(measured.operator_seconds) > 5
+    slow = replace(measured, operator_seconds=dict.fromkeys(measured.operator_seconds, 1.0))
+    assert search(mlp_graph, slow)[-1].predicted.compute_seconds > 4
+    assert Cluster.load(slow.save(tmp_path / "cluster.json")) == slow
