@@ -68,7 +68,7 @@ def measure(megabytes: float, step_seconds: float, num_steps: int) -> dict[str, 
         command += ["--steps", str(num_steps)]
         environment = {"OMP_NUM_THREADS": "1"}
         begin = time.monotonic()
-        with LocalJob(command, folder, min_workers=2, environment=environment, niceness=19) as job:
+        with LocalJob(command, folder, min_workers=2, environment=environment, niceness=5) as job:
             job.scale_out(2)
             while len(read(folder / "w0.jsonl")) < 20:
                 time.sleep(0.05)

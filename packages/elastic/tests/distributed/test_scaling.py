@@ -119,9 +119,11 @@ def test_a_script_without_notify_is_told_so(start_job, capfd):
     assert "expected notify_batch_end() after each optimizer step" in capfd.readouterr().err
 
 
-def test_a_newcomer_with_other_state_is_refused_and_the_job_goes_on(start_job, read_logs, reference, capfd):
-    job = start_job(2, "--step-seconds", "0.1")
-    command = [SCRIPT, str(job.folder), "--step-seconds", "0.1"]
+@pytest.mark.slow
+def test_a_newcomer_with_other_state_is_refused(start_job, wait_for_step, read_logs, reference, capfd):
+    job = start_job(2, "--step-seconds", "0.3")
+    wait_for_step(job, "w0", 1)
+    command = [SCRIPT, str(job.folder)]
     with LocalJob(command, job.folder, prefix="odd") as other:
         other.scale_out(1)
         assert other.wait(90) == {"odd0": 1}
