@@ -138,7 +138,7 @@ def test_a_late_peer_is_a_collective_error_after_the_time_out(pool):
 
 
 LAUNCHER = """
-import os, time
+import os, signal, time
 from core_kernels.launch import run_ranks
 
 def hang(group):
@@ -146,6 +146,8 @@ def hang(group):
     time.sleep(600)
 
 if __name__ == "__main__":
+    # A shell that starts a job in the background makes it ignore interrupts; this test is about one that does not.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     run_ranks(hang, 2)
 """
 

@@ -23,6 +23,7 @@ __all__ = ["Block", "BlockBuilder", "Destinations"]
 class Destinations:
     """The destinations of a block: ``start`` to ``stop``, or the rows ``ids``.
 
+    >>> import torch
     >>> Destinations(2, 5).num_rows, Destinations(ids=torch.tensor([4, 9])).num_rows
     (3, 2)
     """

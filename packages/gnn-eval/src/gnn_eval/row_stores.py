@@ -47,6 +47,7 @@ class RamRows:
         tensor: All rows.
         row_dim: Dimension of the rows.
 
+    >>> import torch
     >>> store = RamRows(torch.arange(6.).reshape(3, 2))
     >>> store.read_range(1, 3).tolist(), store.read_rows(torch.tensor([2, 0])).tolist()
     ([[2.0, 3.0], [4.0, 5.0]], [[4.0, 5.0], [0.0, 1.0]])

@@ -37,8 +37,8 @@ def sddmm(graph: Graph, a_src: Tensor, b_dst: Tensor, op: str = "dot") -> Tensor
         ArgumentTypeError: A dtype is not floating point, or they differ.
 
     Shapes:
-        ``a_src`` [num_src, *heads, width], ``b_dst`` [num_dst, *heads, width] -> [num_edges, *heads] for dot,
-        [num_edges, *heads, width] else.
+        ``a_src`` [num_src, heads..., width], ``b_dst`` [num_dst, heads..., width] -> [num_edges, heads...] for dot,
+        [num_edges, heads..., width] else.
 
     Determinism: bitwise repeatable, forward and backward.
 

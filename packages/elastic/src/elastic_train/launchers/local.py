@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -88,6 +89,27 @@ class LocalJob:
             self.processes[name] = subprocess.Popen(command, env=environment)
             names.append(name)
         return names
+
+    def wait_for_workers(self, num_workers: int, timeout_seconds: float = 60.0) -> None:
+        """Wait until the newest generation has this many members.
+
+        Raises:
+            JobStateError: All workers ended, or the time is over.
+        """
+        controller = Controller(self.store, self.job_id)
+        deadline = time.monotonic() + timeout_seconds
+        try:
+            while len(members := controller.status()["members"]) < num_workers:
+                ended = all(process.poll() is not None for process in self.processes.values())
+                if ended or time.monotonic() > deadline:
+                    why = "all workers ended" if ended else f"{timeout_seconds:g} s passed"
+                    raise JobStateError(
+                        f"job {self.job_id!r} has {len(members)} members: expected {num_workers}, but {why}; "
+                        "read what the workers printed"
+                    )
+                time.sleep(0.05)
+        finally:
+            controller.close()
 
     def scale_in(self, workers: Sequence[str]) -> None:
         """Ask workers to leave at the end of a step."""
