@@ -1,4 +1,8 @@
-"""Check built wheels: pure Python, under 200 kB, one top-level import, a licence, nothing else inside."""
+"""Check built wheels: pure Python, small, one top-level import, a licence, nothing else inside.
+
+A leaf stays under 200 kB. The core carries every CUDA source, the emulator that runs them without a device and
+the layer compiler, and stays under 450 kB.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ import sys
 import zipfile
 from pathlib import Path
 
-LIMIT_BYTES = 200_000
+LEAF_LIMIT_BYTES = 200_000
+CORE_LIMIT_BYTES = 450_000
 
 
 def problems(wheel: Path) -> list[str]:
@@ -14,8 +19,9 @@ def problems(wheel: Path) -> list[str]:
     found = []
     if not wheel.name.endswith("-py3-none-any.whl"):
         found.append("is not a pure Python wheel")
-    if wheel.stat().st_size > LIMIT_BYTES:
-        found.append(f"has {wheel.stat().st_size:,} bytes, the limit is {LIMIT_BYTES:,}")
+    limit = CORE_LIMIT_BYTES if wheel.name.startswith("core_kernels-") else LEAF_LIMIT_BYTES
+    if wheel.stat().st_size > limit:
+        found.append(f"has {wheel.stat().st_size:,} bytes, the limit is {limit:,}")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     roots = {name.split("/")[0] for name in names}
