@@ -173,6 +173,7 @@ def matrix(session: nox.Session, torch: str) -> None:
 @nox.session(tags=["ci", "quick"])
 def lint(session: nox.Session) -> None:
     """Check style, import rules between packages, versions and the text of the repository."""
+    prepare(session)
     session.install("ruff>=0.9")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
