@@ -28,7 +28,8 @@ def check_plan(tables: Sequence[EmbeddingBagConfig], plan: Plan, world_size: int
         raise PlanMismatchError(f"the plan is for the tables {found}; these are {expected}; plan again")
     if plan.world_size != world_size:
         raise PlanMismatchError(
-            f"the plan is for {plan.world_size} ranks; the group has {world_size}; plan for {world_size}"
+            f"the plan has world_size={plan.world_size}; expected {world_size}, the ranks of the group; plan for "
+            f"{world_size}"
         )
     rows = {t.name: t.num_embeddings for t in tables}
     for name, hot in plan.hot_rows.items():

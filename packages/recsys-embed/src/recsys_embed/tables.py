@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recsys_embed.errors import IdRangeError, InputError, input_error
+from recsys_embed.errors import IdRangeError, input_error
 from recsys_embed.kernels.rows import place_ids
 
 __all__ = ["ID_POLICIES", "EmbeddingBagConfig", "KeyedJaggedTensor", "KeyedTensor", "RowLayout", "check_tables"]
@@ -248,7 +248,7 @@ def read_batch(batch: Any, known: Sequence[str]) -> tuple[list[str], Tensor, Ten
     if sorted(keys) != sorted(known):
         raise input_error("batch.keys()", keys, f"the features {sorted(known)}", "pass every feature once")
     if values.dtype not in (torch.int32, torch.int64):
-        raise InputError(f"ids are {values.dtype}; expected int32 or int64; convert with values.long()")
+        raise input_error("values.dtype", values.dtype, "int32 or int64", "convert with values.long()")
     if weights is not None and not bool(torch.isfinite(weights).all()):
         position = int((~torch.isfinite(weights)).nonzero()[0])
         raise input_error(f"weights[{position}]", float(weights[position]), "a finite factor", "clean the batch")

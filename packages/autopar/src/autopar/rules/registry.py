@@ -83,7 +83,9 @@ def rule_of(kind: str) -> OperatorRule:
         ProblemError: There is none.
     """
     if kind not in _RULES:
-        raise ProblemError(f"there is no rule for {kind}; expected one of {len(_RULES)} kinds; add one with rules.rule")
+        raise ProblemError(
+            f"there is no rule for {kind!r}; expected one of {len(_RULES)} kinds; add one with rules.rule"
+        )
     return _RULES[kind]
 
 

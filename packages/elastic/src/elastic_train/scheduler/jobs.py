@@ -67,8 +67,12 @@ class Workload:
     def __post_init__(self) -> None:
         if len(self.submit_seconds) == 0:
             raise input_error("workload", "no jobs", "at least one job", "check the trace file")
-        if (np.diff(self.submit_seconds) < 0).any():
-            raise input_error("submit_seconds", "unsorted", "ascending times", "sort the jobs by submission")
+        backwards = np.flatnonzero(np.diff(self.submit_seconds) < 0)
+        if len(backwards):
+            before, after = self.submit_seconds[backwards[0] : backwards[0] + 2].tolist()
+            raise input_error(
+                "submit_seconds", f"{after} after {before}", "ascending times", "sort the jobs by submission"
+            )
         fits = (self.min_gpus >= 1) & (self.min_gpus <= self.requested) & (self.requested <= self.max_gpus)
         if not fits.all() or self.max_gpus.max() >= self.curves.shape[1]:
             at = int(np.argmin(fits))

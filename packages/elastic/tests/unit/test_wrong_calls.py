@@ -1,0 +1,114 @@
+"""Wrong calls and their messages: each holds the offending name, the value and what to do about it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import elastic_train
+from elastic_train import Controller, ElasticDataLoader, State
+from elastic_train.errors import FencedError, InputError, JobStateError, StoreError
+from elastic_train.generation import GenerationLog
+from elastic_train.launchers import LocalJob
+from elastic_train.scheduler import Cluster, Workload, policy, read_philly, simulate
+from elastic_train.scheduler.policies import ProbabilisticLending, Tiresias
+from elastic_train.stores import FileStore, MemoryStore, open_store
+
+
+def workload(times=(0.0,), requested=2, widest=4):
+    ones = np.ones(len(times), dtype=np.int64)
+    curves = np.arange(widest + 1.0)[None]
+    return Workload(np.array(times), 100.0 * ones, requested * ones, ones, requested * ones, 0 * ones, curves, 0 * ones)
+
+
+def controller():
+    store = MemoryStore()
+    GenerationLog(store, "job/generation").propose(1, ("a", "b"), "", "start")
+    return Controller(store, "job")
+
+
+def propose_as_an_old_leader():
+    log = GenerationLog(MemoryStore(), "job/generation")
+    log.propose(5, ("a",), "", "start")
+    log.propose(3, ("b",), "", "start")
+
+
+def join_under_a_taken_id(folder):
+    store = FileStore(folder)
+    store.put("job/member/a", {})
+    store.close()
+    elastic_train.init(f"file://{folder}", "job", worker_id="a")
+
+
+def open_a_file_as_a_folder(folder):
+    (folder / "plain").write_text("")
+    FileStore(folder / "plain")
+
+
+def read_another_format(folder):
+    (folder / "jobs.csv").write_text("name,seconds\nx,1\n")
+    read_philly(folder / "jobs.csv")
+
+
+# What is wrong: (the call on an empty folder, its error, and parts of the message: name, value, remedy).
+WRONG_CALLS = {
+    "store": (lambda _: open_store("etcd://h"), InputError, ("store=", "'etcd://h'", "correct the address")),
+    "store in a plain file": (
+        open_a_file_as_a_folder, StoreError, ("store", "plain/store.sqlite", "name another folder")),
+    "no store": (
+        lambda _: elastic_train.init(job_id="job"), InputError, ("store=", "None", "elastic-train run")),
+    "no job id": (
+        lambda f: elastic_train.init(f"file://{f}"), InputError, ("job_id=", "None", "elastic-train run")),
+    "limits of workers": (
+        lambda f: elastic_train.init(f"file://{f}", "job", min_workers=3, max_workers=2), InputError,
+        ("min_workers=", "3", "correct the limits")),
+    "worker id that is taken": (
+        join_under_a_taken_id, JobStateError, ("worker id", "'a'", "pass another worker_id")),
+    "no job yet": (lambda _: elastic_train.current_job(), InputError, ("job", "elastic_train.init", "call it first")),
+    "nothing to start": (lambda f: LocalJob([], f), InputError, ("command=", "[]", "name the training script")),
+    "limits of a launcher": (
+        lambda f: LocalJob(["train.py"], f, min_workers=0), InputError, ("min_workers=", "0", "max_workers=64")),
+    "too many workers": (
+        lambda f: LocalJob(["train.py"], f, max_workers=2).scale_out(3), JobStateError,
+        ("0 + 3 workers", "at most 2", "start fewer")),
+    "leave of a stranger": (
+        lambda _: controller().scale_in(["z"]), JobStateError, ("workers", "['z']", "name others")),
+    "leave of everybody": (
+        lambda _: controller().scale_in(["a", "b"]), InputError, ("workers=", "['a', 'b']", "leave one at work")),
+    "old leader": (
+        lambda _: propose_as_an_old_leader(), FencedError, ("epoch 3", "at least 5", "stop leading")),
+    "state without a state": (
+        lambda _: State(model=torch.nn.Linear(1, 1), rate=0.1), InputError, ("rate=", "0.1", "leave it out")),
+    "no samples": (
+        lambda _: ElasticDataLoader([], 8), InputError, ("dataset=", "[]", "give it __len__")),
+    "no batch": (
+        lambda _: ElasticDataLoader([1], 0), InputError, ("global_batch_size=", "0", "pass the samples of one step")),
+    "policy": (lambda _: policy("best"), InputError, ("policy=", "'best'", "choose one of them")),
+    "thresholds": (
+        lambda _: Tiresias(thresholds_gpu_seconds=(9.0, 3.0)), InputError,
+        ("thresholds_gpu_seconds=", "(9.0, 3.0)", "sort them")),
+    "risk": (lambda _: ProbabilisticLending([4], risk=0.9), InputError, ("risk=", "0.9", "use 0.02")),
+    "cluster": (lambda _: Cluster(0), InputError, ("cluster=", "num_gpus=0", "correct the cluster")),
+    "job wider than the cluster": (
+        lambda _: simulate(workload(), policy("fifo"), Cluster(1)), InputError, ("job 0=", "2", "enlarge the cluster")),
+    "unsorted jobs": (
+        lambda _: workload((5.0, 1.0)), InputError, ("submit_seconds=", "1.0 after 5.0", "sort the jobs")),
+    "limits of a job": (
+        lambda _: workload(requested=9), InputError, ("min, requested, max=", "(1, 9, 9)", "correct the job's limits")),
+    "load": (lambda _: workload().at_load(0), InputError, ("factor=", "0", "use 1.0")),
+    "trace of another format": (
+        read_another_format, InputError, ("jobs.csv", "['name', 'seconds']", "name the right format")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "parts"), WRONG_CALLS.values(), ids=WRONG_CALLS)
+def test_message_holds_name_value_and_remedy(call, error, parts, monkeypatch):
+    for name in ("STORE", "JOB"):
+        monkeypatch.delenv(f"ELASTIC_TRAIN_{name}", raising=False)
+    with tempfile.TemporaryDirectory() as folder, pytest.raises(error) as caught:
+        call(Path(folder))
+    assert [part for part in parts if part not in str(caught.value)] == [], str(caught.value)
