@@ -56,6 +56,11 @@ class Batcher:
         self._ratio = dict.fromkeys(self.space_rows, 1.0)
         self._prefix: dict[EdgeSet, Tensor] = {}
 
+    def held_bytes(self) -> int:
+        """Return the bytes of the edge counts kept for the rows to compute, made now if they were not yet."""
+        counted = [self._edges_before(edge_set) for edge_set in self.stage.edge_sets]
+        return 0 if self.rows is None else sum(prefix.numel() * prefix.element_size() for prefix in counted)
+
     @property
     def takes_all(self) -> bool:
         """Whether one block holds everything, judged without looking at single rows."""

@@ -49,6 +49,7 @@ class Block:
         sources: Ids of the source rows of each space read indirectly.
         spaces: Space each index vector points into.
         counts: Number of rows of each row set, by key.
+        loaded: Rows read from disk before the block runs, by slot.
     """
 
     destinations: Destinations
@@ -57,6 +58,11 @@ class Block:
     sources: dict[Size, Tensor] = field(default_factory=dict)
     spaces: dict[tuple[EdgeSet, str], Size] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    loaded: dict[str, Tensor] = field(default_factory=dict)
+
+    def edges_at(self, rows: Rows) -> EdgeBlock:
+        """Return the edges a row set of kind ``"edge"`` stands for."""
+        return next(e for s, e in self.edges.items() if s.space == rows.space and s.grouping == rows.grouping)
 
     @property
     def num_edges(self) -> int:

@@ -67,7 +67,7 @@ def _plan(args: argparse.Namespace) -> dict[str, Any]:
     plan, data = _plan_and_data(args)
     counts = _counts(plan, data, args)
     rates = measure_rates(args.store)
-    stages = estimate_stages(plan.compiled, counts, parse_bytes(args.memory), rates)
+    stages = estimate_stages(plan.compiled, counts, parse_bytes(args.memory) or 0, rates)
     rows = [
         [str(s.level), f"{s.rows:,}", f"{s.block_rows:,}", f"{s.blocks:,}", format_bytes(s.peak_bytes),
          format_bytes(s.read_bytes), format_bytes(s.written_bytes), format_seconds(s.seconds)]

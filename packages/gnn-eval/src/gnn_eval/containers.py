@@ -14,17 +14,17 @@ from typing import Any
 
 import torch
 
+from gnn_eval.adjacency import AdjacencyForm, as_edge_index, is_adjacency
 from gnn_eval.errors import EvaluationArgumentError
 
 __all__ = [
     "Bipartite",
     "Blocks",
     "GraphSlot",
+    "Named",
     "Slot",
     "TracedGraph",
-    "as_edge_index",
     "fill",
-    "is_adjacency",
     "take_apart",
     "takes_graph",
 ]
@@ -32,11 +32,16 @@ __all__ = [
 Path = tuple[Any, ...]
 
 
+class Named(str):
+    """An attribute of a graph data object in a path, to tell it from a node type in a dictionary."""
+
+
 @dataclass(frozen=True)
 class Slot:
-    """The place of tensor number ``index`` in a skeleton."""
+    """The place of tensor number ``index`` in a skeleton; ``form`` is what it was if it was a sparse adjacency."""
 
     index: int
+    form: AdjacencyForm | None = None
 
 
 @dataclass(frozen=True)
@@ -105,39 +110,17 @@ class Bipartite:
     destination: str
 
 
-def is_adjacency(value: Any) -> bool:
-    """Tell whether ``value`` is a sparse adjacency: a torch sparse matrix or an object like torch_sparse's."""
-    if isinstance(value, torch.Tensor):
-        return value.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_coo)
-    return all(hasattr(value, name) for name in ("coo", "csr", "sparse_sizes"))
-
-
-def as_edge_index(adjacency: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return ``(edge_index, weight)`` of a transposed adjacency, whose rows are destinations.
-
-    >>> matrix = torch.tensor([[0., 2.], [0., 0.]]).to_sparse_coo()
-    >>> as_edge_index(matrix)
-    (tensor([[1],
-            [0]]), tensor([2.]))
-    """
-    if isinstance(adjacency, torch.Tensor):
-        coo = adjacency.to_sparse_coo().coalesce() if adjacency.layout != torch.sparse_coo else adjacency.coalesce()
-        row, col = coo.indices()
-        return torch.stack([col, row]), coo.values()
-    row, col, value = adjacency.coo()
-    return torch.stack([col, row]), value
-
-
 def take_apart(value: Any, path: Path = ()) -> tuple[Any, list[tuple[Path, torch.Tensor]]]:
     """Return the skeleton of ``value`` and its tensors with the path to each, in a stable order."""
     leaves: list[tuple[Path, torch.Tensor]] = []
 
     def walk(item: Any, path: Path) -> Any:
         if is_adjacency(item):
-            item = as_edge_index(item)[0]
+            leaves.append((path, as_edge_index(item)[0]))
+            return Slot(len(leaves) - 1, AdjacencyForm.of(item))
         if isinstance(item, torch.Tensor):
-            item = item.as_tensor() if hasattr(item, "as_tensor") else item
-            leaves.append((path, item))
+            as_tensor = getattr(item, "as_tensor", None)  # PyG's EdgeIndex
+            leaves.append((path, item if as_tensor is None else as_tensor()))
             return Slot(len(leaves) - 1)
         if isinstance(item, TracedGraph) or _is_graph(item):
             edges = item.edges if isinstance(item, TracedGraph) else item.edge_index()
@@ -147,8 +130,9 @@ def take_apart(value: Any, path: Path = ()) -> tuple[Any, list[tuple[Path, torch
             return [(slot, None, (_Count("node"), _Count("node")))] * item.num_layers
         if isinstance(item, Bipartite):
             return walk(item.edge_index, (*path, (item.source, "edge_index", item.destination)))
-        if isinstance(item, tuple) and hasattr(item, "_fields"):
-            return type(item)(*(walk(part, (*path, name)) for name, part in zip(item._fields, item, strict=True)))
+        fields = getattr(item, "_fields", None)
+        if isinstance(item, tuple) and fields is not None:
+            return type(item)(*(walk(part, (*path, name)) for name, part in zip(fields, item, strict=True)))
         if isinstance(item, (list, tuple)):
             return type(item)(walk(part, (*path, place)) for place, part in enumerate(item))
         if isinstance(item, dict):
@@ -161,12 +145,25 @@ def take_apart(value: Any, path: Path = ()) -> tuple[Any, list[tuple[Path, torch
     return walk(value, path), leaves
 
 
-def fill(skeleton: Any, tensors: list[torch.Tensor], count: Callable[[str], Any]) -> Any:
-    """Put ``tensors`` into the slots of ``skeleton``; ``count`` gives the number of nodes of a type."""
+def fill(
+    skeleton: Any,
+    tensors: list[Any],
+    count: Callable[[str], Any],
+    rebuild: Callable[[Slot, torch.Tensor], Any] | None = None,
+) -> Any:
+    """Put tensors into the slots of a skeleton.
+
+    Args:
+        skeleton: What :func:`take_apart` left.
+        tensors: Tensor of each slot.
+        count: Gives the number of nodes of a type.
+        rebuild: Makes of an edge list the sparse adjacency it was; edge lists stay as they are when left out.
+    """
 
     def walk(item: Any) -> Any:
         if isinstance(item, Slot):
-            return tensors[item.index]
+            tensor = tensors[item.index]
+            return tensor if rebuild is None or item.form is None else rebuild(item, tensor)
         if isinstance(item, GraphSlot):
             return _graph_from(tensors[item.index], count)
         if isinstance(item, _Count):
@@ -220,7 +217,7 @@ def _entries(data: Any) -> list[tuple[Path, Any]]:
         key = getattr(store, "_key", None)
         for name, value in store.items():
             if isinstance(value, torch.Tensor) or is_adjacency(value):
-                entries.append(((name,) if key is None else (name, key), value))
+                entries.append(((Named(name),) if key is None else (Named(name), key), value))
     return entries
 
 
@@ -230,6 +227,8 @@ def _without_tensors(data: Any, found: dict[Path, Any]) -> Any:
         store = template if len(key) == 1 else template[key[1]]
         if key[0] not in ("edge_index", "adj_t", "x"):
             delattr(store, key[0])
+        if "num_nodes" in store:  # counted from the rows of features instead
+            del store["num_nodes"]
     if not hasattr(template, "stores"):
         raise EvaluationArgumentError("the data object cannot be copied; pass its tensors as a tuple instead")
     return template

@@ -35,7 +35,7 @@ def make_conv(program: Program, step: Step, structure: StructureEvaluator) -> Ca
     }
     empty = {place: _empty_rows(program, ref.name) for place, ref in enumerate(tensors) if place not in constants}
     edges = {
-        place: (EdgeSet(program[rows.name].type.space, rows.name), value.kwargs["rows"][f"{place}.0"].name)
+        place: (EdgeSet(program[rows.name].type.rows, rows.name), value.kwargs["rows"][f"{place}.0"].name)
         for place, role in enumerate(call.roles)
         if role[0] == "relation" and role[2] == destination
         for rows in [value.kwargs["rows"][f"{place}.1"]]
@@ -48,7 +48,7 @@ def make_conv(program: Program, step: Step, structure: StructureEvaluator) -> Ca
 
     def run(slots: dict[str, Any], block: Block) -> Tensor:
         num_rows = block.destinations.num_rows
-        filled: list[Tensor] = list(empty_edges)
+        filled: list[Any] = list(empty_edges)
         for place, role in in_order:
             if place in constants:
                 filled[place] = constants[place]
@@ -82,7 +82,7 @@ def _local_edges(block: Block, edge_set: EdgeSet, source: str, is_square: bool, 
 def _degrees(structure: StructureEvaluator, value: Value, place: int) -> tuple[Tensor, Tensor]:
     """Return in-degrees and out-degrees of the full graph."""
     rows = value.kwargs["rows"]
-    num_nodes = structure.count_of(value.type.space)
+    num_nodes = structure.count_of(value.type.rows)
     into, out_of = (structure[rows[f"{place}.{side}"].name] for side in (1, 0))
     return torch.bincount(into, minlength=num_nodes), torch.bincount(out_of, minlength=num_nodes)
 
@@ -92,12 +92,13 @@ def _graph_block(block: Block, edge_set: EdgeSet, source: str, degrees: tuple[Te
     own = torch.arange(chosen.start, chosen.stop) if chosen.ids is None else chosen.ids
     ids = torch.cat([own, block.sources[block.spaces[(edge_set, source)]]])
     return CoreBlock(
-        edges.indptr,
+        edges.pointers,
         _place_of_sources(block, edge_set, source)[block.local[(edge_set, source)].long()],
         src_ids=ids,
         dst_ids=own,
         global_in_degrees=degrees[0][own],
         global_out_degrees=degrees[1][ids],
+        global_source_in_degrees=degrees[0][ids],
         validate=False,
     )
 
@@ -121,5 +122,5 @@ def _with_extra_rows(parts: list[Tensor]) -> Tensor:
 
 def _empty_rows(program: Program, name: str) -> Tensor:
     value = program[name]
-    shape = [0 if dim == value.type.row_dim else size.constant for dim, size in enumerate(value.shape)]
+    shape = [0 if dim == value.type.row_dim else size.constant for dim, size in enumerate(value.dims)]
     return torch.empty(shape, dtype=value.dtype)

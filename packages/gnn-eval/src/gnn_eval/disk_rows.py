@@ -1,8 +1,13 @@
 """Rows in ``.npy`` files, read in large pieces and written in sequence.
 
 Ranges are one read. Scattered rows are asked for in increasing order; neighbours closer than a gap are read together,
-several pieces at a time on a few threads, and only the wanted rows are kept. The kernel's page cache is not relied on:
-no page is faulted in row by row, which is what a memory map does.
+several pieces at a time on a few threads, and only the wanted rows are kept. The loop over the pieces is compiled and
+calls the system's ``pread`` itself, so a hundred thousand scattered rows cost a hundred thousand reads and no more, and
+the interpreter stays free. The kernel is told not to read ahead of scattered reads: no page is fetched that holds no
+wanted row or short gap.
+
+Callers may not assume that a row written is on the disk before :meth:`DiskRows.close`; it outlives the process, not the
+machine.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numba import njit
+from numba import njit, types
 from torch import Tensor
 
 from gnn_eval.errors import EvaluationArgumentError
@@ -26,6 +31,8 @@ _GAP_BYTES = 16 << 10
 _PIECE_BYTES = 4 << 20
 _THREADS = 4
 _HEADER_VERSION = (1, 0)
+# ssize_t pread(int, void *, size_t, off_t); an address travels in the same register as an integer.
+_pread = types.ExternalFunction("pread", types.intp(types.int32, types.intp, types.uintp, types.int64))
 
 
 class DiskRows:
@@ -36,13 +43,15 @@ class DiskRows:
         dtype: Dtype of the rows, needed for bfloat16, which ``.npy`` files keep as uint16.
 
     Attributes:
-        read_bytes: Bytes read so far.
+        read_bytes: Bytes read so far, gaps included.
+        written_bytes: Bytes written so far.
     """
 
     row_dim = 0
 
     def __init__(self, path: Path, dtype: torch.dtype | None = None):
         self.path = Path(path)
+        self._file = -1
         mapped = np.load(self.path, mmap_mode="r", allow_pickle=False)
         if mapped.ndim == 0 or not mapped.flags.c_contiguous:
             raise EvaluationArgumentError(f"{path} has shape {mapped.shape} or is not in C order; save it row by row")
@@ -52,8 +61,9 @@ class DiskRows:
         self.num_rows = self.shape[0]
         self.row_bytes = math.prod(self.shape[1:]) * self._numpy_dtype.itemsize
         self._file = os.open(self.path, os.O_RDWR if os.access(self.path, os.W_OK) else os.O_RDONLY)
+        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM)
         self._pool: ThreadPoolExecutor | None = None
-        self.read_bytes = 0
+        self.read_bytes = self.written_bytes = 0
 
     @classmethod
     def create(cls, path: Path, shape: Sequence[int], dtype: torch.dtype) -> DiskRows:
@@ -68,8 +78,8 @@ class DiskRows:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-        if self._pool is not None:
-            self._pool.shutdown()
+            if self._pool is not None:
+                self._pool.shutdown()
 
     def __del__(self) -> None:
         self.close()
@@ -77,52 +87,66 @@ class DiskRows:
     def read_range(self, start: int, stop: int) -> Tensor:
         """Return rows ``start`` to ``stop``."""
         rows = np.empty((max(stop - start, 0), *self.shape[1:]), self._numpy_dtype)
-        self._read_into(rows.reshape(-1).view(np.uint8), start * self.row_bytes)
+        view, done = memoryview(rows.reshape(-1).view(np.uint8)), 0
+        while done < len(view):
+            got = os.preadv(self._file, [view[done:]], self._offset + start * self.row_bytes + done)
+            if got <= 0:
+                raise self._cut_short()
+            done += got
+        self.read_bytes += done
         return torch.from_numpy(rows).view(self.dtype)
 
     def read_rows(self, ids: Tensor) -> Tensor:
         """Return the rows ``ids``; reading is fastest when they increase."""
         wanted = ids.numpy()
-        order = None
-        if wanted.size > 1 and not bool((wanted[1:] > wanted[:-1]).all()):
-            order = np.argsort(wanted, kind="stable")
-            wanted = wanted[order]
-        rows = np.empty((wanted.size, *self.shape[1:]), self._numpy_dtype)
-        gap = max(_GAP_BYTES // max(self.row_bytes, 1), 1)
-        piece = max(_PIECE_BYTES // max(self.row_bytes, 1), 1)
-        cuts = _cut_into_pieces(wanted, gap, piece)
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(_THREADS)
-        list(
-            self._pool.map(
-                lambda place: self._read_piece(wanted, rows, cuts[place], cuts[place + 1]), range(len(cuts) - 1)
-            )
+        if wanted.size < 2 or bool((wanted[1:] > wanted[:-1]).all()):
+            return self.read_into(wanted, self.empty(wanted.size))
+        distinct, places = np.unique(wanted, return_inverse=True)
+        if distinct.size < wanted.size:
+            return self.read_into(distinct, self.empty(distinct.size))[torch.from_numpy(places)]
+        return self.read_into(distinct, self.empty(wanted.size), np.argsort(wanted))
+
+    def empty(self, num_rows: int) -> Tensor:
+        """Return room for some rows."""
+        return torch.from_numpy(np.empty((num_rows, *self.shape[1:]), self._numpy_dtype)).view(self.dtype)
+
+    def read_into(self, ids: np.ndarray, out: Tensor, places: np.ndarray | None = None) -> Tensor:
+        """Read distinct increasing rows to rows ``places`` of ``out`` (one after another if left out); return ``out``.
+
+        Args:
+            ids: int64, distinct and increasing.
+            out: Made by :meth:`empty`.
+            places: int64, where each row goes.
+        """
+        size = self.row_bytes
+        if ids.size == 0 or size == 0:
+            return out
+        cuts = _cut_into_pieces(ids, max(_GAP_BYTES // size, 1), max(_PIECE_BYTES // size, 1))
+        target = bytes_of(out)
+        where = np.empty(0, np.int64) if places is None else places
+        shares = np.unique(np.linspace(0, cuts.size - 1, min(_THREADS, cuts.size - 1) + 1).astype(np.int64))
+
+        def read_share(share: int) -> int:
+            scratch = np.empty(max(_PIECE_BYTES, size), np.uint8)
+            own = cuts[shares[share] : shares[share + 1] + 1]
+            return _read_pieces(self._file, self._offset, size, ids, own, target, where, scratch)
+
+        if shares.size == 2:
+            got = [read_share(0)]
+        else:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_THREADS)
+            got = list(self._pool.map(read_share, range(shares.size - 1)))
+        if min(got) < 0:
+            raise self._cut_short()
+        self.read_bytes += sum(got)
+        return out
+
+    def _cut_short(self) -> EvaluationArgumentError:
+        return EvaluationArgumentError(
+            f"{self.path} has {os.fstat(self._file).st_size} bytes and cannot be read to its last row; expected "
+            f"{self._offset + self.num_rows * self.row_bytes}: the file is cut short; write it again"
         )
-        if order is not None:
-            back = np.empty_like(rows)
-            back[order] = rows
-            rows = back
-        return torch.from_numpy(rows).view(self.dtype)
-
-    def _read_piece(self, wanted: np.ndarray, rows: np.ndarray, first: int, last: int) -> None:
-        start, stop = int(wanted[first]), int(wanted[last - 1]) + 1
-        if stop - start == last - first:
-            self._read_into(rows[first:last].reshape(-1).view(np.uint8), start * self.row_bytes)
-            return
-        piece = np.empty((stop - start, *self.shape[1:]), self._numpy_dtype)
-        self._read_into(piece.reshape(-1).view(np.uint8), start * self.row_bytes)
-        np.take(piece, wanted[first:last] - start, axis=0, out=rows[first:last])
-
-    def _read_into(self, buffer: np.ndarray, offset: int) -> None:
-        view, done = memoryview(buffer), 0
-        while done < len(view):
-            got = os.preadv(self._file, [view[done:]], self._offset + offset + done)
-            if got <= 0:
-                raise EvaluationArgumentError(
-                    f"{self.path} ends at byte {offset + done}; the file is cut short: write it again"
-                )
-            done += got
-        self.read_bytes += done
 
     def write_range(self, start: int, rows: Tensor) -> None:
         """Write ``rows`` from ``start`` on."""
@@ -131,11 +155,13 @@ class DiskRows:
         view, done = memoryview(data.numpy().reshape(-1).view(np.uint8)), 0
         while done < len(view):
             done += os.pwrite(self._file, view[done:], self._offset + start * self.row_bytes + done)
+        self.written_bytes += done
 
     def write_rows(self, ids: Tensor, rows: Tensor) -> None:
         """Write ``rows`` at ``ids``, one write for each run of neighbours."""
-        order = ids.argsort()
-        ids, rows = ids[order], rows[order]
+        if ids.numel() > 1 and not bool((ids.diff() > 0).all()):
+            order = ids.argsort()
+            ids, rows = ids[order], rows[order]
         cuts = _cut_into_pieces(ids.numpy(), 1, ids.numel() + 1)
         for first, last in zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True):
             self.write_range(int(ids[first]), rows[first:last])
@@ -143,6 +169,11 @@ class DiskRows:
     def whole(self) -> None:
         """Return ``None``: the rows are not in memory."""
         return
+
+
+def bytes_of(rows: Tensor) -> np.ndarray:
+    """Return the memory of contiguous rows as a flat uint8 array."""
+    return rows.view(torch.uint8).numpy().reshape(-1) if rows.numel() else np.empty(0, np.uint8)
 
 
 @njit(cache=True, nogil=True)
@@ -157,3 +188,28 @@ def _cut_into_pieces(ids, gap, piece):
             start = ids[place]
     cuts[found] = ids.size
     return cuts[: found + 1]
+
+
+@njit(cache=True, nogil=True)
+def _read_pieces(file, origin, row_bytes, ids, cuts, out, places, scratch):
+    """Read the pieces between ``cuts``; return the bytes read, -1 if the file ends too early."""
+    total = 0
+    for piece in range(cuts.size - 1):
+        first, last = cuts[piece], cuts[piece + 1]
+        start = ids[first]
+        num_bytes = (ids[last - 1] - start + 1) * row_bytes
+        is_run = places.size == 0 and num_bytes == (last - first) * row_bytes
+        target = out[first * row_bytes :] if is_run else scratch
+        done = 0
+        while done < num_bytes:
+            got = _pread(file, target.ctypes.data + done, num_bytes - done, origin + start * row_bytes + done)
+            if got <= 0:
+                return -1
+            done += got
+        total += num_bytes
+        if not is_run:
+            for position in range(first, last):
+                place = position if places.size == 0 else places[position]
+                taken = (ids[position] - start) * row_bytes
+                out[place * row_bytes : (place + 1) * row_bytes] = scratch[taken : taken + row_bytes]
+    return total

@@ -40,6 +40,12 @@ class EdgeBlock:
     local_rows: Tensor | None
     indptr: Tensor | None
 
+    @property
+    def pointers(self) -> Tensor:
+        """The row pointers of a block whose edges are grouped."""
+        assert self.indptr is not None, "the edges of this block are in the order of the edge list"
+        return self.indptr
+
     def rows_of_edges(self) -> Tensor:
         """Return the destination of each edge within the block."""
         if self.local_rows is None:
@@ -80,20 +86,21 @@ class EdgeStructure:
                 self._indptr = torch.arange(self.num_rows + 1)
                 self._sorted = dict(self._given)
             else:
-                self._sort()
+                self._indptr = self._sort(self._grouping)
         return self._indptr
 
-    def _sort(self) -> None:
+    def _sort(self, grouping: Tensor) -> Tensor:
         first = next(iter(self._given), None)
-        column = self._given[first] if first is not None else self._grouping
+        column = self._given[first] if first is not None else grouping
         bound = int(column.max()) + 1 if column.numel() else 1
-        graph = Graph.from_edge_index((column, self._grouping), (bound, self.num_rows))
-        self._indptr, self.edge_ids = graph.indptr, graph.edge_ids
+        graph = Graph.from_edge_index((column, grouping), (bound, self.num_rows))
+        self.edge_ids = graph.edge_ids
         for name, given in self._given.items():
             if name == first:
                 self._sorted[name] = graph.indices
             else:
                 self._sorted[name] = given if self.edge_ids is None else given[self.edge_ids]
+        return graph.indptr
 
     def held_bytes(self) -> int:
         """Return the bytes sorting has added."""
@@ -158,8 +165,8 @@ class RowNumbers:
     """
 
     def __init__(self, num_rows: int):
-        self._stamp = np.zeros(num_rows, np.int32)
-        self._number = np.empty(num_rows, np.int32)
+        # Filled rather than left to the first use, so that a block's own memory can be told from this.
+        self._stamp, self._number = np.full(num_rows, 0, np.int32), np.full(num_rows, 0, np.int32)
         self._block = 0
 
     def distinct(self, columns: list[Tensor], ordered: bool = False) -> tuple[Tensor, list[Tensor]]:

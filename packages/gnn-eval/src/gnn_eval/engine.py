@@ -7,10 +7,11 @@ stage loads. It reports predicted beside measured bytes.
 
 from __future__ import annotations
 
-import logging
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,11 +19,13 @@ from torch import Tensor, nn
 
 from gnn_eval.batches import Batcher
 from gnn_eval.block import Block, BlockBuilder, Destinations
+from gnn_eval.disk_rows import DiskRows
 from gnn_eval.edge_structure import RowNumbers
 from gnn_eval.errors import EvaluationArgumentError
 from gnn_eval.executor import Slots, StageRunner
 from gnn_eval.hoisting import StructureEvaluator
 from gnn_eval.hubs import run_in_edge_parts
+from gnn_eval.look_ahead import BlockFeed, Prepared, disk_loads
 from gnn_eval.lowering import StageProgram
 from gnn_eval.memory import measure_stage
 from gnn_eval.order import choose_order
@@ -30,16 +33,19 @@ from gnn_eval.process_memory import PeakMeter
 from gnn_eval.program import Program
 from gnn_eval.requests import rows_to_compute
 from gnn_eval.row_stores import RamRows, RowStore
+from gnn_eval.run_report import RunReport, StageReport
 from gnn_eval.sizes import Size
 
 if TYPE_CHECKING:
     from gnn_eval.out_of_core import Workspace
 
-__all__ = ["Engine", "RunOptions", "RunReport", "StageReport"]
+__all__ = ["Engine", "RunOptions"]
 
-_logger = logging.getLogger(__name__)
 _CACHE_FRIENDLY_BYTES = {True: 256 * 2**20, False: 48 * 2**20}  # by whether kernels are fused
 _MARGIN = 0.95
+_EXCHANGED_BYTES = 64 * 2**20
+_MEASURED_BYTES = 64 * 2**20
+"""Budgets below are kept by the symbolic model alone: the allocator's own reserve is as large as they are."""
 
 
 @dataclass
@@ -53,52 +59,9 @@ class RunOptions:
     fuse: bool = True
     group: Any = None
     workspace: Workspace | None = None
-    outputs: dict[str, RowStore] = field(default_factory=dict)
-    on_progress: Callable[[int, int, str], None] | None = None
-
-
-@dataclass
-class StageReport:
-    """What one stage did.
-
-    Attributes:
-        level: Number of the stage.
-        rows: Rows computed.
-        blocks: Number of blocks.
-        edges: Edges visited.
-        source_rows: Source rows read over all blocks; 0 where edges index the store itself.
-        predicted_peak_bytes: Largest prediction of a block.
-        measured_peak_bytes: Largest measured rise of memory during a block, 0 if it was not measured.
-        seconds: Duration.
-    """
-
-    level: int
-    space: str
-    rows: int = 0
-    blocks: int = 0
-    edges: int = 0
-    source_rows: int = 0
-    predicted_peak_bytes: float = 0.0
-    measured_peak_bytes: float = 0.0
-    seconds: float = 0.0
-
-
-@dataclass
-class RunReport:
-    """What a run did, stage by stage."""
-
-    stages: list[StageReport] = field(default_factory=list)
-    held_bytes: int = 0
-
-    @property
-    def num_edges(self) -> int:
-        """Edges visited in all stages."""
-        return sum(stage.edges for stage in self.stages)
-
-    @property
-    def source_rows(self) -> int:
-        """Source rows read in all stages."""
-        return sum(stage.source_rows for stage in self.stages)
+    outputs: dict[str, RowStore | Path] = field(default_factory=dict)
+    on_progress: Callable[[int, float, str], None] | None = None
+    meter: PeakMeter = field(default_factory=PeakMeter)
 
 
 class Engine:
@@ -144,7 +107,9 @@ class Engine:
                     if self._options.workspace is not None and name not in results:
                         self._options.workspace.discard(freed)
         for name in self._program.outputs:
-            results.setdefault(name, self._stores.get(name))
+            results.setdefault(name, self._stores[name])
+        if self._is_measured:
+            self.report.peak_bytes = self._options.meter.highest() - self._options.meter.start_bytes
         return results
 
     def _last_loads(self) -> dict[str, int]:
@@ -154,34 +119,33 @@ class Engine:
         started = time.perf_counter()
         report = StageReport(stage.level, str(stage.space))
         self.report.stages.append(report)
-        num_space_rows = self._counts[stage.space]
-        made = {name: self._new_store(name, num_space_rows) for name in stage.results}
+        options, num_space_rows = self._options, self._counts[stage.space]
+        made = {name: self._new_store(name, place) for name in stage.results}
         direct = self._direct_spaces(stage)
-        runner = StageRunner(self._program, stage, self._stores, self._structure, self._options.fuse)
-        memory = measure_stage(self._program, runner.stage, direct, self._options.workspace is None)
+        runner = StageRunner(self._program, stage, self._stores, self._structure, options.fuse)
+        on_disk = {step.name for step in disk_loads(runner.stage, self._stores)}
         structures = {edge_set: self._structures[edge_set] for edge_set in stage.edge_sets}
-        ordered = self._options.workspace is not None
-        builder = BlockBuilder(runner.stage, structures, self._counts, direct, self._numbers_of, ordered)
-        copies = direct != set(stage.source_spaces()) and self._options.workspace is None
-        rows = choose_order(
-            self._options.order, rows, num_space_rows, stage, structures, self._options.batch_rows, copies
-        )
-        total = num_space_rows if rows is None else rows.numel()
-        spaces = {space: self._counts[space] for space in stage.source_spaces()}
+        builder = BlockBuilder(runner.stage, structures, self._counts, direct, self._numbers_of, bool(on_disk))
+        copies = direct != set(stage.source_spaces()) and not on_disk and options.workspace is None
+        rows = choose_order(options.order, rows, num_space_rows, stage, structures, options.batch_rows, copies)
         batcher = Batcher(
             runner.stage,
-            memory,
+            measure_stage(self._program, runner.stage, direct, on_disk, ahead=bool(on_disk)),
             structures,
             rows,
-            total,
-            self._block_budget(made),
-            self._options.batch_rows,
-            spaces,
+            num_space_rows if rows is None else rows.numel(),
+            None,
+            options.batch_rows,
+            {space: self._counts[space] for space in stage.source_spaces()},
             direct,
-            measured=self._options.memory_bytes is not None and PeakMeter().works,
+            self._is_measured,
         )
+        batcher.budget_bytes = self._block_budget(batcher, made)
+        before = self._bytes_moved(made)
         self._run_blocks(place, batcher, builder, runner, made, report)
         self._exchange(batcher, made)
+        after = self._bytes_moved(made)
+        report.read_bytes, report.written_bytes = after[0] - before[0], after[1] - before[1]
         report.seconds = time.perf_counter() - started
         return made
 
@@ -195,53 +159,53 @@ class Engine:
         report: StageReport,
     ) -> None:
         start, stop = self._own_part(batcher)
-        workspace, meter = self._options.workspace, PeakMeter()
-        if workspace is not None:
+        workspace, meter = self._options.workspace, self._options.meter
+        is_kept = workspace is not None and all(isinstance(store, DiskRows) for store in made.values())
+        if is_kept:
             start = max(start, workspace.done_rows(place))
-        in_list_order = batcher.takes_all and self._options.group is None and not runner.needs_groups and start == 0
-        end = stop
-        limit = batcher.num_rows
-        measure = self._options.memory_bytes is not None
-        while start < stop:
-            if not in_list_order:
-                end = min(batcher.next_stop(start), start + limit, stop)
-            if measure:
-                meter.mark()
-            try:
-                end, block, slots = self._run_block(batcher, builder, runner, start, end, in_list_order)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error) or end - start <= 1:
-                    raise
-                limit = max(1, (end - start) // 2)
-                in_list_order = False
-                _logger.info("out of memory with %d rows; going on with %d", end - start, limit)
-                continue
-            self._write(block.destinations, slots, runner.stage, made)
-            predicted = batcher.block_bytes(block)
-            if measure:
-                report.measured_peak_bytes = max(report.measured_peak_bytes, meter.rise())
-                batcher.correction.learn(predicted / batcher.correction.factor, meter.rise())
-            _count(report, block, end - start, predicted)
-            batcher.learn(block)
-            start = end
-            if workspace is not None:
-                workspace.mark_done(place, start)
-            if self._options.on_progress is not None:
-                self._options.on_progress(place, end, f"stage {runner.stage.level}")
+        whole = batcher.takes_all and self._options.group is None and not runner.needs_groups and start == 0
+        base_bytes = meter.mark() if self._is_measured else 0
+        feed = BlockFeed(runner.stage, batcher, builder, self._stores, stop, ahead=not whole)
+        try:
+            ready = feed.prepare(start, whole)
+            while ready is not None:
+                if self._is_measured:
+                    meter.mark(hand_back=False)
+                later = feed.prepare_later(ready.end) if ready.block is not None else None
+                try:
+                    block, slots = self._run_block(batcher, builder, runner, ready)
+                    self._write(block.destinations, slots, runner.stage, made)
+                except (RuntimeError, MemoryError) as error:
+                    if later is not None:
+                        later.exception()  # the thread is done with what it shares before anything is made again
+                    feed.lower_limit(ready.end - ready.start, error)
+                    ready = feed.prepare(ready.start)
+                    continue
+                del slots
+                following = later.result() if later is not None else None
+                predicted = batcher.block_bytes(block)
+                if self._is_measured:
+                    used = meter.peak() - base_bytes
+                    report.measured_peak_bytes = max(report.measured_peak_bytes, used)
+                    batcher.correction.learn(predicted / batcher.correction.factor, used)
+                report.count(block, ready.end - ready.start, predicted)
+                batcher.learn(block)
+                if is_kept:
+                    workspace.mark_done(place, ready.end)
+                if self._options.on_progress is not None:
+                    self._options.on_progress(place, ready.end / batcher.num_rows, f"stage {runner.stage.level}")
+                del block
+                ready = following if later is not None else feed.prepare(ready.end)
+            report.reused_rows = feed.reused_rows
+        finally:
+            feed.close()
 
     def _run_block(
-        self, batcher: Batcher, builder: BlockBuilder, runner: StageRunner, start: int, end: int, in_list_order: bool
-    ) -> tuple[int, Block, Slots]:
-        """Run the block of rows ``start`` to ``end``, cut down if it is too large; return where it ended."""
-        is_single = batcher.budget_bytes is not None and end - start == 1 and not in_list_order
-        if is_single and batcher.predicted_bytes(start, end) > batcher.budget_bytes:
-            block, slots = run_in_edge_parts(batcher, builder, runner, start)
-            return end, block, slots
-        block = builder.build(batcher.destinations(start, end), in_list_order)
-        while not in_list_order and (nearer := batcher.shrink(block, start, end)) < end:
-            end = nearer
-            block = builder.build(batcher.destinations(start, end))
-        return end, block, runner.run(block)
+        self, batcher: Batcher, builder: BlockBuilder, runner: StageRunner, ready: Prepared
+    ) -> tuple[Block, Slots]:
+        if ready.block is None:
+            return run_in_edge_parts(batcher, builder, runner, ready.start)
+        return ready.block, runner.run(ready.block)
 
     def _write(self, destinations: Destinations, slots: Slots, stage: StageProgram, made: dict[str, RowStore]) -> None:
         for name, slot in stage.results.items():
@@ -250,16 +214,18 @@ class Engine:
             else:
                 made[name].write_rows(destinations.ids, slots[slot])
 
-    def _new_store(self, name: str, num_rows: int) -> RowStore:
-        given = self._options.outputs.get(name)
+    def _new_store(self, name: str, place: int) -> RowStore:
+        given, workspace, value = self._options.outputs.get(name), self._options.workspace, self._program[name]
+        shape = [self._structure.count_of(size) for size in value.dims]
+        if workspace is not None and value.type.row_dim == 0 and (given is None or isinstance(given, Path)):
+            return workspace.new_rows(given or workspace.path_of(name), place, shape, value.dtype)
+        if isinstance(given, Path):
+            return DiskRows.create(given, shape, value.dtype)
         if given is not None:
             return given
-        value = self._program[name]
-        shape = [self._structure.count_of(size) for size in value.shape]
-        workspace = self._options.workspace
-        if workspace is not None and value.type.row_dim == 0:
-            return workspace.new_rows(name, shape, value.dtype)
-        return RamRows(torch.empty(shape, dtype=value.dtype), value.type.row_dim)
+        rows = torch.empty(shape, dtype=value.dtype)
+        # Touched now where memory is measured, so that a block's own memory can be told from it.
+        return RamRows(rows.zero_() if self._is_measured else rows, value.type.row_dim)
 
     def _direct_spaces(self, stage: StageProgram) -> set[Size]:
         direct = {space for space, as_stored in stage.source_spaces().items() if as_stored}
@@ -269,72 +235,75 @@ class Engine:
                 direct.discard(step.rows.space)
         return direct
 
-    def _block_budget(self, made: dict[str, RowStore]) -> float | None:
-        """Return the bytes one block may use: the budget less what is held between stages."""
-        if self._options.memory_bytes is None:
-            return _CACHE_FRIENDLY_BYTES[self._options.fuse] if self._options.batch_rows is None else None
-        kept = {id(s): s for s in (*self._stores.values(), *made.values())}
-        inputs = set(self._program.inputs)
+    def _block_budget(self, batcher: Batcher, made: dict[str, RowStore]) -> float | None:
+        """Return the bytes one block may use: the budget less what is held while the stage runs."""
+        options = self._options
+        if options.memory_bytes is None:
+            return _CACHE_FRIENDLY_BYTES[options.fuse] if options.batch_rows is None else None
+        for space in batcher.space_rows.keys() - batcher.direct:
+            self._numbers_of(space)
         named = {**self._stores, **made}
-        held = sum(_bytes(s) for n, s in named.items() if n not in inputs and id(s) in kept)
+        kept = {id(store): store for name, store in named.items() if name not in self._program.inputs}
+        held = sum(_bytes(store) for store in kept.values()) + batcher.held_bytes()
         held += self._structure.held_bytes() + sum(s.held_bytes() for s in self._structures.values())
+        if self._is_measured:  # orders, workspaces and whatever else stays
+            held = max(held, options.meter.mark() - options.meter.start_bytes)
         self.report.held_bytes = max(self.report.held_bytes, held)
-        left = self._options.memory_bytes - held
+        left = options.memory_bytes - held
         if left < 2**20:
             raise EvaluationArgumentError(
-                f"memory={self._options.memory_bytes} leaves {max(left, 0)} bytes for computing: "
+                f"memory={options.memory_bytes} leaves {max(left, 0)} bytes for computing: "
                 f"{held} bytes are held between stages; pass store=PATH to keep them on disk, or more memory"
             )
         return left * _MARGIN
+
+    @property
+    def _is_measured(self) -> bool:
+        limit = self._options.memory_bytes
+        return limit is not None and limit >= _MEASURED_BYTES and self._options.meter.works
+
+    def _bytes_moved(self, made: dict[str, RowStore]) -> tuple[int, int]:
+        files = {id(s): s for s in (*self._stores.values(), *made.values()) if isinstance(s, DiskRows)}
+        return sum(f.read_bytes for f in files.values()), sum(f.written_bytes for f in files.values())
 
     def _numbers_of(self, space: Size) -> RowNumbers:
         if space not in self._numbers:
             self._numbers[space] = RowNumbers(self._counts[space])
         return self._numbers[space]
 
-    def _own_part(self, batcher: Batcher) -> tuple[int, int]:
-        """Return the rows this rank computes: contiguous, of equal work."""
+    def _parts(self, batcher: Batcher) -> list[tuple[int, int]]:
+        """Return the rows each rank computes: contiguous, of equal work."""
         group = self._options.group
         if group is None or group.size == 1:
-            return 0, batcher.num_rows
+            return [(0, batcher.num_rows)]
         work = batcher.work_prefix()
         targets = torch.tensor([int(work[-1]) * r // group.size for r in range(group.size + 1)])
         cuts = torch.searchsorted(work, targets)
         cuts[0], cuts[-1] = 0, batcher.num_rows
-        return int(cuts[group.rank]), int(cuts[group.rank + 1])
+        return list(itertools.pairwise(cuts.tolist()))
+
+    def _own_part(self, batcher: Batcher) -> tuple[int, int]:
+        parts = self._parts(batcher)
+        return parts[0] if len(parts) == 1 else parts[self._options.group.rank]
 
     def _exchange(self, batcher: Batcher, made: dict[str, RowStore]) -> None:
-        """Give every rank the rows the others computed."""
+        """Give every rank the rows the others computed, a window at a time; files are shared already."""
         group = self._options.group
         if group is None or group.size == 1:
             return
-        start, stop = self._own_part(batcher)
-        order = batcher.rows
+        parts = self._parts(batcher)
+        order = torch.arange(batcher.num_rows) if batcher.rows is None else batcher.rows
         for store in made.values():
-            own = store.read_range(start, stop) if order is None else store.read_rows(order[start:stop])
-            dim = store.row_dim
-            rows, _ = group.all_gather_v(own.movedim(dim, 0).contiguous())
-            rows = rows.movedim(0, dim)
-            if order is None:
-                store.write_range(0, rows)
-            else:
-                store.write_rows(order, rows)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error says that memory ran out, on a device or on the host."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    text = str(error)
-    return "can't allocate memory" in text or "not enough memory" in text
-
-
-def _count(report: StageReport, block: Block, rows: int, predicted: float) -> None:
-    report.rows += rows
-    report.blocks += 1
-    report.edges += block.num_edges
-    report.source_rows += sum(ids.numel() for ids in block.sources.values())
-    report.predicted_peak_bytes = max(report.predicted_peak_bytes, predicted)
+            if isinstance(store, DiskRows):
+                continue
+            row_bytes = _bytes(store) // max(store.num_rows, 1)
+            step = max(_EXCHANGED_BYTES // max(row_bytes * group.size, 1), 1)
+            for first in range(0, max((stop - start for start, stop in parts), default=0), step):
+                windows = [order[min(a + first, b) : min(a + first + step, b)] for a, b in parts]
+                own = store.read_rows(windows[group.rank]).movedim(store.row_dim, 0).contiguous()
+                rows, _ = group.all_gather_v(own)
+                store.write_rows(torch.cat(windows), rows.movedim(0, store.row_dim))
+        group.barrier()
 
 
 def _bytes(store: RowStore) -> int:

@@ -106,7 +106,7 @@ def _value(size: Size, counts: dict[str, int]) -> int:
 def _estimate(
     program: Program, stage: StageProgram, counts: dict[str, int], memory_bytes: int, rates: Rates
 ) -> StageEstimate:
-    memory = measure_stage(program, stage, set(), in_memory=False)
+    memory = measure_stage(program, stage, set(), {step.name for step in stage.loads()}, ahead=True)
     rows = _value(stage.space, counts)
     low, high = 1, max(rows, 1)
     while low < high:

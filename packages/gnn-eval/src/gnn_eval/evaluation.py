@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gnn_eval.engine import Engine, RunOptions
 from gnn_eval.model_call import ModelCall
-from gnn_eval.plan import Plan
+from gnn_eval.plan import Plan, asked_rows
 from gnn_eval.planner import compile as compile_model
 
 __all__ = ["evaluate", "run_call", "score_links"]
@@ -75,7 +75,7 @@ def evaluate(
     >>> evaluate(Mean(), (x, edge_index))[2]
     tensor([0., 1., 0.])
     """
-    from gnn_eval.out_of_core import StoredGraph
+    from gnn_eval.stored_graph import StoredGraph
 
     example = data.example(model) if isinstance(data, StoredGraph) else data
     plan = compile_model(model, example, frontend, roles, verify)
@@ -93,10 +93,7 @@ def run_call(
     options = RunOptions(asked, batch_rows=batch_rows, fuse=fuse)
     compiled = plan.compiled
     results = Engine(compiled.program, compiled.stages, plan.model, stores, structure, options).run()
-    return [
-        results[n].read_range(0, results[n].num_rows) if asked[n] is None else results[n].read_rows(asked[n])
-        for n in compiled.program.outputs
-    ]
+    return [asked_rows(results[n], asked[n]) for n in compiled.program.outputs]
 
 
 def score_links(embeddings: Tensor, links: Tensor, decoder: Any = None, batch_links: int = 1 << 18) -> Tensor:

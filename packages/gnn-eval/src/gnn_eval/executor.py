@@ -19,7 +19,7 @@ from gnn_eval.conv_blocks import make_conv
 from gnn_eval.errors import UnsupportedModelError
 from gnn_eval.fusion import FUSED_MAKERS, fuse_stage
 from gnn_eval.hoisting import StructureEvaluator, callable_of
-from gnn_eval.lowering import Rows, StageProgram, Step
+from gnn_eval.lowering import StageProgram, Step
 from gnn_eval.patterns import gather_of, reduction_of
 from gnn_eval.program import Program, Ref, Value, resolve_operator
 from gnn_eval.row_exact import PRODUCTS, RowExactProduct, depends_on_position, pick_result, positions_of_one_column
@@ -95,6 +95,9 @@ class StageRunner:
         store = self._stores.get(step.name)
         if store is None:
             return self._load_structure(step, value)
+        return _prepared_or(step.slot, self._load_rows(step, store))
+
+    def _load_rows(self, step: Step, store: RowStore) -> Action:
         if step.rows.kind == "range":
 
             def load(slots: Slots, block: Block) -> Tensor:
@@ -112,7 +115,7 @@ class StageRunner:
         else:
 
             def load(slots: Slots, block: Block) -> Tensor:
-                return _take_store(store, _edges(step.rows, block).edge_ids)
+                return _take_store(store, block.edges_at(step.rows).edge_ids)
 
         return load
 
@@ -126,7 +129,7 @@ class StageRunner:
             elif step.rows.kind == "source":
                 where = block.sources.get(step.rows.space, slice(0, tensor.size(dim)))
             else:
-                where = _edges(step.rows, block).edge_ids
+                where = block.edges_at(step.rows).edge_ids
             return _take(tensor, dim, where)
 
         return load
@@ -182,7 +185,7 @@ class StageRunner:
                 return exact(slots, block.counts[key], chosen.start, chosen.ids)
             if kind == "source":
                 return exact(slots, block.counts[key], 0, block.sources.get(space))
-            edges = _edges(step.rows, block).edge_ids
+            edges = block.edges_at(step.rows).edge_ids
             ids = None if isinstance(edges, slice) else edges
             return exact(slots, block.counts[key], edges.start if ids is None else 0, ids)
 
@@ -295,8 +298,9 @@ def _number_arguments(value: Value) -> set[int | str]:
     return found
 
 
-def _edges(rows: Rows, block: Block) -> Any:
-    return next(e for s, e in block.edges.items() if s.space == rows.space and s.grouping == rows.grouping)
+def _prepared_or(slot: str, load: Action) -> Action:
+    """Return an action that takes rows read ahead if there are any, else loads them."""
+    return lambda slots, block: block.loaded.pop(slot) if slot in block.loaded else load(slots, block)
 
 
 def _spread(local: Tensor, rows: Tensor, dim: int) -> Tensor:

@@ -54,7 +54,7 @@ def _fuse_reduction(program: Program, steps: dict[str, Step], step: Step) -> Ste
         return None
     value = program[step.name]
     reduction = reduction_of(program, value)
-    if not _is_plain(program, value, reduction):
+    if reduction is None or not _is_plain(program, value, reduction):
         return None
     source = steps[step.inputs[reduction.source]]
     reduce = _REDUCE_NAMES[reduction.reduce]
@@ -100,12 +100,12 @@ def _two_refs(program: Program, product: Step) -> bool:
 
 def _is_factor(rows: Value, weight: Value) -> bool:
     """Whether a weight has one number per edge, or one per edge and head of ``[edges, heads, features]``."""
-    if weight.type.space is None or len(weight.shape) != len(rows.shape) or weight.dtype != rows.dtype:
+    if weight.type.space is None or len(weight.dims) != len(rows.dims) or weight.dtype != rows.dtype:
         return False
-    widths = [size.constant for size in weight.shape[1:]]
+    widths = [size.constant for size in weight.dims[1:]]
     if all(width == 1 for width in widths):
         return True
-    return len(widths) > 1 and widths[0] == rows.shape[1].constant and all(width == 1 for width in widths[1:])
+    return len(widths) > 1 and widths[0] == rows.dims[1].constant and all(width == 1 for width in widths[1:])
 
 
 def _fuse_softmax(program: Program, steps: dict[str, Step], step: Step) -> Step | None:
@@ -152,11 +152,11 @@ def _argument(steps: dict[str, Step], step: Step | None, program: Program, op: s
 
 def _make_spmm(program: Program, step: Step) -> Callable[[dict[str, Any], Block], Tensor]:
     reduce = _REDUCE_NAMES[reduction_of(program, program[step.name]).reduce]
-    rows_slot, weight_slot, key = step.inputs["rows"], step.inputs.get("weight"), (step.edge_set, step.index)
+    rows_slot, weight_slot, key = step.inputs["rows"], step.inputs.get("weight"), (step.edges, step.index)
 
     def run(slots: dict[str, Any], block: Block) -> Tensor:
         rows = slots[rows_slot]
-        graph = Graph(block.edges[step.edge_set].indptr, block.local[key], rows.size(0), validate=False)
+        graph = Graph(block.edges[step.edges].pointers, block.local[key], rows.size(0), validate=False)
         if weight_slot is None:
             return ops.spmm(graph, rows, reduce=reduce)
         weight = slots[weight_slot]
@@ -170,12 +170,12 @@ def _make_spmm(program: Program, step: Step) -> Callable[[dict[str, Any], Block]
 def _make_segment(program: Program, step: Step) -> Callable[[dict[str, Any], Block], Tensor]:
     reduce = _REDUCE_NAMES[reduction_of(program, program[step.name]).reduce]
     slot = step.inputs["edges"]
-    return lambda slots, block: ops.segment_reduce(slots[slot], block.edges[step.edge_set].indptr, reduce)
+    return lambda slots, block: ops.segment_reduce(slots[slot], block.edges[step.edges].pointers, reduce)
 
 
 def _make_softmax(program: Program, step: Step) -> Callable[[dict[str, Any], Block], Tensor]:
     slot = step.inputs["edges"]
-    return lambda slots, block: ops.segment_softmax(block.edges[step.edge_set].indptr, slots[slot])
+    return lambda slots, block: ops.segment_softmax(block.edges[step.edges].pointers, slots[slot])
 
 
 FUSED_MAKERS = {"spmm": _make_spmm, "segment": _make_segment, "softmax": _make_softmax}

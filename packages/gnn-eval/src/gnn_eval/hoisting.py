@@ -123,7 +123,7 @@ class StructureEvaluator:
     def _counted(self, value: Value) -> Tensor | None:
         """Return a sum of ones per destination from row pointers, without a one per edge."""
         reduction = reduction_of(self._program, value)
-        if reduction is None or reduction.reduce != "sum" or len(value.shape) != 1:
+        if reduction is None or reduction.reduce != "sum" or len(value.dims) != 1:
             return None
         base, ones = self._program[reduction.base], self._program[reduction.source]
         if base.op != "aten.full.default" or ones.op != "aten.full.default" or base.args[1] != 0:

@@ -80,6 +80,12 @@ class Step:
     index: str = ""
     at_range: bool = False
 
+    @property
+    def edges(self) -> EdgeSet:
+        """The edge set of a gather or a reduction."""
+        assert self.edge_set is not None, f"step {self.slot} reads no edges"
+        return self.edge_set
+
 
 @dataclass
 class StageProgram:
@@ -122,7 +128,7 @@ def lower(program: Program, levels: Levels, stored: set[str]) -> list[StageProgr
         levels: Its levels.
         stored: Values chosen to be stored between stages.
     """
-    spaces = list(dict.fromkeys(v.type.space for v in program.values.values() if is_computed(v)))
+    spaces = list(dict.fromkeys(v.type.rows for v in program.values.values() if is_computed(v)))
     last = max((levels.of(name) for name in (*program.outputs, *stored)), default=0)
     loaded: set[str] = set()
     stages: list[StageProgram] = []
@@ -175,7 +181,7 @@ class _Lowering:
             return self._conv(value, rows, slot)
         reduction = reduction_of(self._program, value)
         if reduction is not None and self._program[reduction.source].type.space is not None:
-            edge_set = EdgeSet(self._program[reduction.source].type.space, reduction.index)
+            edge_set = EdgeSet(self._program[reduction.source].type.rows, reduction.index)
             self._stage.edge_sets.setdefault(edge_set, {})
             inputs = {
                 reduction.base: self._need(reduction.base, rows),
@@ -192,8 +198,8 @@ class _Lowering:
 
     def _gather(self, value: Value, rows: Rows, slot: str) -> Step:
         gather = gather_of(self._program, value)
-        edge_set = EdgeSet(value.type.space, rows.grouping)
-        source_space = self._program[gather.source].type.space
+        edge_set = EdgeSet(value.type.rows, rows.grouping)
+        source_space = self._program[gather.source].type.rows
         at_range = gather.index == rows.grouping and rows.kind == "edge"
         source_rows = Rows("range" if at_range else "source", source_space)
         indices = self._stage.edge_sets.setdefault(edge_set, {})
@@ -211,9 +217,9 @@ class _Lowering:
         for place, role in enumerate(call.roles):
             if role[0] == "relation" and role[2] == destination:
                 source, grouping = (value.kwargs["rows"][f"{place}.{side}"].name for side in (0, 1))
-                space = self._program[grouping].type.space
+                space = self._program[grouping].type.rows
                 groupings[place] = (space, grouping)
-                source_space = self._program[tensors[role[1]].name].type.space
+                source_space = self._program[tensors[role[1]].name].type.rows
                 self._stage.edge_sets.setdefault(EdgeSet(space, grouping), {})[source] = source_space
                 inputs[f"{role[1]} sources"] = self._need(tensors[role[1]].name, Rows("source", source_space))
         inputs[f"{destination} range"] = self._need(tensors[destination].name, rows)

@@ -11,7 +11,7 @@ What the operators allocate inside themselves is not seen; :class:`Correction` l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -77,16 +77,25 @@ class Correction:
         self.factor = ratio if ratio > self.factor else (1 - self.weight) * self.factor + self.weight * ratio
 
 
-def measure_stage(program: Program, stage: StageProgram, direct: set, in_memory: bool = True) -> StageMemory:
+def measure_stage(
+    program: Program, stage: StageProgram, direct: set, on_disk: Collection[str] = (), ahead: bool = False
+) -> StageMemory:
     """Return the symbolic memory of a stage.
 
     Args:
         program: The typed program.
         stage: The stage.
         direct: Spaces read as stored, whose source rows cost nothing.
-        in_memory: Whether stores are in memory, so that a range is read as a view.
+        on_disk: Names of the values loaded from disk; a range of any other is read as a view.
+        ahead: Whether rows of the next block are read meanwhile: then what is loaded from disk, and the edges, are
+            held for two blocks from the first step to the last.
     """
-    born, last, size, home = _lifetimes(program, stage, direct, in_memory)
+    born, last, size, home = _lifetimes(program, stage, direct, on_disk)
+    if ahead:
+        for step in stage.loads():
+            if step.name in on_disk:
+                born[step.slot], last[step.slot] = 0, len(stage.steps) - 1
+                size[step.slot] *= 2
     keys = sorted({rows.key for rows in home.values()} | _index_keys(stage))
     column = {key: place for place, key in enumerate(keys)}
     table = np.zeros((max(len(stage.steps), 1), len(keys)))
@@ -95,7 +104,7 @@ def measure_stage(program: Program, stage: StageProgram, direct: set, in_memory:
     for edge_set, indices in stage.edge_sets.items():
         if edge_set.grouping is not None:
             key = Rows("edge", edge_set.space, edge_set.grouping).key
-            table[:, column[key]] += _INDEX_BYTES * (2 + len(indices))
+            table[:, column[key]] += _INDEX_BYTES * (2 + len(indices)) * (2 if ahead else 1)
         for space in indices.values():
             key = Rows("source", space).key
             if key in column and space not in direct:
@@ -115,7 +124,7 @@ def _index_keys(stage: StageProgram) -> set[str]:
 
 
 def _lifetimes(
-    program: Program, stage: StageProgram, direct: set, in_memory: bool
+    program: Program, stage: StageProgram, direct: set, on_disk: Collection[str]
 ) -> tuple[dict[str, int], dict[str, int], dict[str, int], dict[str, Rows]]:
     """Return birth, last use, bytes per row and row set of each slot that has memory of its own."""
     root: dict[str, str] = {}
@@ -134,18 +143,18 @@ def _lifetimes(
             continue
         born[step.slot] = last[step.slot] = place
         home[step.slot] = step.rows
-        size[step.slot] = _bytes_of(program, step, direct, in_memory)
+        size[step.slot] = _bytes_of(program, step, direct, on_disk)
     for slot in stage.results.values():
         if slot in root:
             last[root[slot]] = len(stage.steps) - 1
     return born, last, size, home
 
 
-def _bytes_of(program: Program, step: Step, direct: set, in_memory: bool) -> int:
+def _bytes_of(program: Program, step: Step, direct: set, on_disk: Collection[str]) -> int:
     value = program[step.name]
     if step.action == "load":
         is_view = step.rows.kind == "range" or (step.rows.kind == "source" and step.rows.space in direct)
-        return 0 if is_view and in_memory else value.row_bytes()
+        return 0 if is_view and step.name not in on_disk else value.row_bytes()
     if step.action == "reduce" and program[reduction_of(program, value).base].type.uniform:
         return 0  # added to in place
     return value.row_bytes() if value.is_tensor else 0

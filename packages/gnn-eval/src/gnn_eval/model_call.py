@@ -1,8 +1,7 @@
 """One call of a model on a graph: its tensors and what each of them means.
 
-Roles are read from argument names (``edge`` or ``adj`` in the name), from dictionary keys (node types and
-``(source, relation, destination)`` triples) and from leading sizes; where these do not decide, the caller is asked.
-A parameter that holds one row per node, as an embedding table, is lifted to an input so that it is split like features.
+Arguments are bound to the model's forward, taken apart into tensors, and each tensor gets a role. A parameter
+that holds one row per node, as an embedding table, is lifted to an input so that it is split like features.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from gnn_eval.containers import Path, as_edge_index, fill, is_adjacency, take_apart
+from gnn_eval.adjacency import AdjacencyForm, adjacencies_in, is_adjacency, weights_of
+from gnn_eval.containers import Path, Slot, fill, take_apart
 from gnn_eval.errors import EvaluationArgumentError
 from gnn_eval.program import Role
+from gnn_eval.roles import infer_roles
 
 __all__ = ["ModelCall", "bind_call", "num_rows_of"]
 
-_EDGE_WORDS = ("edge", "adj", "weight", "relation")
-_NODE_NAMES = ("x", "x0", "x_0", "batch", "pos", "z", "h", "feat", "features", "node_attr", "node_type", "y")
 PARAMETER_PREFIX = "parameter:"
 
 
@@ -53,6 +52,32 @@ class ModelCall:
             if role.kind == "node" and role.space == node_type:
                 return tensor.size(0)
         raise EvaluationArgumentError(f"no input has one row per node of type {node_type!r}; pass node features")
+
+    def forms(self) -> list[AdjacencyForm]:
+        """Return what each sparse adjacency of the caller was."""
+        found: list[AdjacencyForm] = []
+
+        def note(slot: Slot, _: Any) -> None:
+            if slot.form is not None:
+                found.append(slot.form)
+
+        fill(self.skeleton, list(self.tensors), lambda _: 0, note)
+        return found
+
+    def as_given(self) -> tuple[tuple, dict[str, Any]]:
+        """Return ``(args, kwargs)`` with sparse adjacencies in the form in which the caller passed them."""
+        weights = [t for n, t in zip(self.names, self.tensors, strict=True) if n == "edge_weight"]
+        taken = False
+
+        def rebuild(slot: Slot, edges: torch.Tensor) -> Any:
+            nonlocal taken
+            role = self.roles[slot.index]
+            sizes = (self._count(role.destination, self.tensors), self._count(role.source, self.tensors))
+            taken |= slot.form.weighted
+            return slot.form.build(edges, weights[0] if slot.form.weighted else None, sizes)
+
+        args, kwargs = fill(self.skeleton, self.tensors, lambda t: self._count(t, self.tensors), rebuild)
+        return args, {name: value for name, value in kwargs.items() if not (taken and name == "edge_weight")}
 
     def counts(self) -> dict[str, int]:
         """Return the counts ``n_<type>`` and ``e_<relation>`` of this call."""
@@ -111,13 +136,19 @@ def bind_call(model: nn.Module, data: Any, roles: Mapping[str, str] | None = Non
     Raises:
         EvaluationArgumentError: If a role cannot be told, or an argument is missing.
     """
+    if not isinstance(model, nn.Module):
+        raise EvaluationArgumentError(
+            f"model is a {type(model).__name__}; expected a torch.nn.Module; wrap the function in a module's forward"
+        )
     args, kwargs = _bind_arguments(model, data)
+    kwargs = kwargs | _weights_of_adjacencies(model, args, kwargs)
+    _check_signature(model, args, kwargs)
     named = _names_of_positions(model, args)
     skeleton, leaves = take_apart((tuple(args), kwargs))
     paths = [named[path[1]] + path[2:] if path[0] == 0 else path[1:] for path, _ in leaves]
     tensors = [tensor for _, tensor in leaves]
     names = [_dotted(path) for path in paths]
-    found = _infer_roles(paths, names, tensors, dict(roles or {}))
+    found = infer_roles(paths, names, tensors, dict(roles or {}))
     num_nodes = _num_nodes(data, model, found, tensors)
     lifted = _parameters_with_node_rows(model, found, tensors, num_nodes)
     parameters = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -131,8 +162,8 @@ def bind_call(model: nn.Module, data: Any, roles: Mapping[str, str] | None = Non
 
 
 def _bind_arguments(model: nn.Module, data: Any) -> tuple[tuple, dict[str, Any]]:
-    if isinstance(data, tuple):
-        return data, {}
+    if isinstance(data, (tuple, list)):
+        return tuple(data), {}
     if isinstance(data, Mapping):
         return (), dict(data)
     if isinstance(data, torch.Tensor) or is_adjacency(data):
@@ -141,6 +172,8 @@ def _bind_arguments(model: nn.Module, data: Any) -> tuple[tuple, dict[str, Any]]
     chosen: dict[str, Any] = {}
     for name, parameter in parameters.items():
         value = _attribute(data, name)
+        if value is None and hasattr(data, "node_types"):
+            value = _attribute(data, f"{name}_dict")
         if value is None and name in ("edge_index", "adj_t", "adj"):
             value = next((v for v in (_attribute(data, n) for n in ("edge_index", "adj_t")) if v is not None), None)
         if value is not None and not (name == "batch" and parameter.default is None):
@@ -149,14 +182,38 @@ def _bind_arguments(model: nn.Module, data: Any) -> tuple[tuple, dict[str, Any]]
             if len([p for p in parameters.values() if p.default is p.empty]) == 1:
                 return (data,), {}
             raise EvaluationArgumentError(
-                f"forward needs {name!r}, which the data object does not have; pass the arguments as a tuple or a dict"
+                f"forward needs {name!r}, which the {type(data).__name__} object does not have; "
+                "pass the arguments as a tuple or a dict"
             )
-    adjacency = _attribute(data, "adj_t")
-    if adjacency is not None and "edge_weight" in parameters and "edge_weight" not in chosen:
-        weight = as_edge_index(adjacency)[1]
-        if weight is not None:
-            chosen["edge_weight"] = weight
     return (), chosen
+
+
+def _weights_of_adjacencies(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a weighted adjacency as ``edge_weight``, since a plan works on edge lists."""
+    weighted = [a for a in adjacencies_in([args, kwargs]) if weights_of(a) is not None]
+    if not weighted:
+        return {}
+    names = list(inspect.signature(model.forward).parameters)
+    free = "edge_weight" in names[len(args) :] and kwargs.get("edge_weight") is None
+    if len(weighted) > 1 or not free:
+        raise EvaluationArgumentError(
+            f"{len(weighted)} sparse adjacencies have weights other than one, and forward of {type(model).__name__} "
+            f"has {'one' if free else 'no free'} argument edge_weight; expected one adjacency and that argument; "
+            "pass edge_index and the weights as the model's own arguments"
+        )
+    return {"edge_weight": weights_of(weighted[0])}
+
+
+def _check_signature(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        names = ", ".join(signature.parameters)
+        raise EvaluationArgumentError(
+            f"the inputs do not fit {type(model).__name__}.forward({names}): {error}; got {len(args)} positional and "
+            f"{sorted(kwargs)} by name; pass a tuple in the order of forward, or a dict by name"
+        ) from None
 
 
 def _attribute(data: Any, name: str) -> Any:
@@ -173,69 +230,6 @@ def _names_of_positions(model: nn.Module, args: tuple) -> list[Path]:
 
 def _dotted(path: Path) -> str:
     return ".".join("__".join(part) if isinstance(part, tuple) else str(part) for part in path)
-
-
-def _infer_roles(paths: list[Path], names: list[str], tensors: list[torch.Tensor], given: dict[str, str]) -> list[Role]:
-    roles: list[Role | None] = [None] * len(paths)
-    for place, (path, tensor) in enumerate(zip(paths, tensors, strict=True)):
-        asked = given.get(names[place])
-        shaped = tensor.dim() == 2 and tensor.size(0) == 2 and tensor.dtype in (torch.int64, torch.int32)
-        triple = next((part for part in path if isinstance(part, tuple)), None)
-        called = any(word in names[place].lower() for word in ("edge", "adj"))
-        if asked == "relation" or (asked is None and shaped and (called or triple is not None)):
-            source, destination = (triple[0], triple[-1]) if triple else ("node", "node")
-            relation = "__".join(triple) if triple else names[place]
-            roles[place] = Role("relation", relation, source, destination)
-    relations = {r.space: t.size(1) for r, t in zip(roles, tensors, strict=True) if r is not None}
-    for place, (path, tensor) in enumerate(zip(paths, tensors, strict=True)):
-        if roles[place] is None:
-            roles[place] = _role_of_rows(path, names[place], tensor, relations, tensors, names, given)
-    return [role for role in roles if role is not None]
-
-
-def _role_of_rows(
-    path: Path,
-    name: str,
-    tensor: torch.Tensor,
-    relations: dict[str, int],
-    tensors: list[torch.Tensor],
-    names: list[str],
-    given: dict[str, str],
-) -> Role:
-    asked = given.get(name)
-    if asked == "const" or (asked is None and tensor.dim() == 0):
-        return Role("const")
-    triple = next((part for part in path if isinstance(part, tuple)), None)
-    if triple is not None:
-        return Role("edge", "__".join(triple))
-    typed = next((part for part in path[1:] if isinstance(part, str)), None)
-    if typed is not None and not any(word in name for word in _EDGE_WORDS):
-        return Role("node", typed)
-    num_nodes = _num_homogeneous_nodes(names, tensors)
-    matching = [relation for relation, count in relations.items() if count == tensor.size(0)]
-    edge_named = any(word in name.lower() for word in _EDGE_WORDS)
-    if asked == "edge" or (asked is None and matching and edge_named):
-        return Role("edge", matching[0])
-    if asked == "node" or name.split(".")[-1] in _NODE_NAMES:
-        return Role("node", "node")
-    if tensor.size(0) == num_nodes:
-        if matching:
-            raise EvaluationArgumentError(
-                f"{name} has {num_nodes} rows, and there are {num_nodes} nodes and as many edges; "
-                f'say which it is with roles={{"{name}": "node"}} or roles={{"{name}": "edge"}}'
-            )
-        return Role("node", "node")
-    return Role("edge", matching[0]) if matching else Role("const")
-
-
-def _num_homogeneous_nodes(names: list[str], tensors: list[torch.Tensor]) -> int:
-    for name, tensor in zip(names, tensors, strict=True):
-        if name.split(".")[-1] in _NODE_NAMES and tensor.dim() > 0:
-            return tensor.size(0)
-    for name, tensor in zip(names, tensors, strict=True):
-        if tensor.is_floating_point() and tensor.dim() > 1 and not any(word in name for word in _EDGE_WORDS):
-            return tensor.size(0)
-    return -1
 
 
 def _num_nodes(data: Any, model: nn.Module, roles: list[Role], tensors: list[torch.Tensor]) -> int | None:

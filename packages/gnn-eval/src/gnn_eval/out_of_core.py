@@ -1,16 +1,20 @@
-"""Graphs larger than memory: inputs and intermediate values on disk, with resume.
+"""What stages hand to each other on disk, and how far a run got, so that a killed one goes on.
 
-A :class:`StoredGraph` is a directory of ``.npy`` files with edges grouped by destination. A :class:`Workspace` is a
-directory for what stages hand to each other; it records after each block how far a stage got, so that a run that was
-killed goes on with the next block. Values are deleted when no later stage loads them.
+A :class:`Workspace` is a directory. Values are files in it until no later stage loads them. After each block the
+progress of its stage is recorded, so a run that was killed goes on with the next block; nothing that was finished is
+computed again. A run is taken up only if model, parameters, graph, request and settings are the same.
+
+Ranks of one run share the directory: each writes its own rows, so it must be on a disk that all of them see.
+
+Callers may not assume that the record survives a crash of the machine: data may still be on its way to the disk then.
 """
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,158 +22,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gnn_eval.conversion import copy_rows
 from gnn_eval.disk_rows import DiskRows
-from gnn_eval.edge_structure import EdgeStructure
 from gnn_eval.errors import EvaluationArgumentError
 from gnn_eval.hoisting import StructureEvaluator
-from gnn_eval.lowering import EdgeSet, StageProgram
-from gnn_eval.program import Program, Ref
 from gnn_eval.row_stores import RamRows, RowStore
 
 if TYPE_CHECKING:
     from gnn_eval.plan import Compiled
 
-__all__ = ["StoredGraph", "Workspace", "convert", "open_output"]
+__all__ = ["Workspace", "deliver", "open_output", "run_fingerprint"]
 
-_SCHEMA = "gnn-eval-graph"
-_EXAMPLE_NODES = 256
-
-
-class StoredGraph:
-    """A homogeneous graph in a directory, as :func:`convert` writes it.
-
-    Args:
-        directory: Holds ``manifest.json``, ``indptr.npy``, ``indices.npy`` and one ``.npy`` file per input.
-    """
-
-    def __init__(self, directory: str | Path):
-        self.directory = Path(directory)
-        manifest = json.loads((self.directory / "manifest.json").read_text())
-        if manifest.get("schema") != _SCHEMA or manifest.get("version") != 1:
-            raise EvaluationArgumentError(
-                f"{directory}/manifest.json is not of schema {_SCHEMA} version 1; convert it again"
-            )
-        self.num_nodes, self.num_edges = manifest["num_nodes"], manifest["num_edges"]
-        self.node_inputs, self.edge_inputs = manifest["node_inputs"], manifest["edge_inputs"]
-        self.indptr = torch.from_numpy(np.load(self.directory / "indptr.npy", allow_pickle=False))
-        # A private map: torch asks for writable memory, and nothing is ever written to it.
-        mapped = np.load(self.directory / "indices.npy", mmap_mode="c", allow_pickle=False)
-        self.indices = torch.from_numpy(mapped)
-
-    def rows(self, name: str) -> DiskRows:
-        """Return the rows of an input."""
-        return DiskRows(self.directory / f"{name}.npy")
-
-    def edge_index(self, stop: int | None = None) -> Tensor:
-        """Return int64 ``[2, edges]`` of the first ``stop`` destinations, in the order of the files."""
-        stop = self.num_nodes if stop is None else stop
-        counts = self.indptr[: stop + 1].diff()
-        targets = torch.repeat_interleave(torch.arange(stop), counts)
-        return torch.stack([self.indices[: int(self.indptr[stop])].long(), targets])
-
-    def example(self, model: nn.Module) -> dict[str, Any]:
-        """Return a small call made of the first nodes, for compilation and verification."""
-        stop = min(_EXAMPLE_NODES, self.num_nodes)
-        edges = self.edge_index(stop)
-        ids, renamed = torch.cat([torch.arange(stop), edges[0]]).unique(return_inverse=True)
-        sources, keep = renamed[stop:], int(edges.size(1))
-        accepted = inspect.signature(model.forward).parameters
-        found: dict[str, Any] = {n: self.rows(n).read_rows(ids) for n in self.node_inputs if n in accepted}
-        found["edge_index"] = torch.stack([sources, renamed[edges[1]]])
-        found |= {n: self.rows(n).read_range(0, keep) for n in self.edge_inputs if n in accepted}
-        return found
-
-    def bind(
-        self, program: Program, model: nn.Module, roles: dict[str, str] | None
-    ) -> tuple[None, dict[str, RowStore], StructureEvaluator]:
-        """Return stores of the inputs and an evaluator of structure for a program compiled for this graph."""
-        stores: dict[str, RowStore] = {}
-        for name in program.inputs:
-            role, shown = program.roles[name], program[name].args[0]
-            if role.kind in ("node", "edge"):
-                if shown not in (*self.node_inputs, *self.edge_inputs):
-                    known = ", ".join([*self.node_inputs, *self.edge_inputs])
-                    raise EvaluationArgumentError(
-                        f"the model reads {shown}, which {self.directory} lacks (it has {known}); convert again"
-                    )
-                stores[name] = self.rows(shown)
-        return None, stores, _StoredStructure(program, model, self, stores)
-
-
-class _StoredStructure(StructureEvaluator):
-    """Structure of a stored graph: edges come grouped, in-degrees from row pointers, the rest from the edge list."""
-
-    def __init__(self, program: Program, model: nn.Module, graph: StoredGraph, stores: dict[str, RowStore]):
-        counts = {"n_node": graph.num_nodes, "e_edge_index": graph.num_edges}
-        super().__init__(program, model, {}, counts)
-        self._graph, self._stores = graph, stores
-
-    def _input(self, name: str) -> Tensor:
-        if self._program.roles[name].kind == "relation":
-            return self._graph.edge_index()
-        store = self._stores[name]
-        return store.read_range(0, store.num_rows)
-
-    def in_degrees(self, name: str) -> Tensor | None:
-        return self._graph.indptr.diff() if self._is_row(name, 1) else None
-
-    def edge_structures(self, stages: list[StageProgram]) -> dict[EdgeSet, EdgeStructure]:
-        grouped: dict[EdgeSet, EdgeStructure] = {}
-        others: list[StageProgram] = []
-        for stage in stages:
-            for edge_set, indices in stage.edge_sets.items():
-                if (
-                    edge_set.grouping
-                    and self._is_row(edge_set.grouping, 1)
-                    and all(self._is_row(n, 0) for n in indices)
-                ):
-                    name = next(iter(indices), edge_set.grouping)
-                    grouped[edge_set] = EdgeStructure.from_csc(self._graph.indptr, name, self._graph.indices)
-                else:
-                    others.append(StageProgram(stage.level, stage.space, edge_sets={edge_set: indices}))
-        return grouped | super().edge_structures(others)
-
-    def _is_row(self, name: str, side: int) -> bool:
-        value = self._program[name]
-        if value.op != "aten.select.int" or value.args[1:] != (0, side) or not isinstance(value.args[0], Ref):
-            return False
-        return self._program[value.args[0].name].op == "input"
-
-
-def convert(inputs: dict[str, Tensor], directory: str | Path) -> StoredGraph:
-    """Write a graph as a directory that :class:`StoredGraph` reads.
-
-    Args:
-        inputs: ``edge_index`` and the model's other inputs by argument name, one row per node or per edge.
-        directory: Made if it does not exist.
-
-    >>> import tempfile
-    >>> graph = convert({"x": torch.eye(3), "edge_index": torch.tensor([[0, 1], [2, 1]])}, tempfile.mkdtemp())
-    >>> graph.num_nodes, graph.num_edges, graph.indptr.tolist()
-    (3, 2, [0, 0, 1, 2])
-    """
-    from core_kernels import Graph
-
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    edges = inputs["edge_index"]
-    nodes = next((t.size(0) for n, t in inputs.items() if n == "x"), None)
-    if nodes is None:
-        raise EvaluationArgumentError(f"inputs has {sorted(inputs)}; expected 'x' with one row per node; pass it")
-    graph = Graph.from_edge_index(edges, nodes)
-    np.save(directory / "indptr.npy", graph.indptr.numpy())
-    np.save(directory / "indices.npy", graph.indices.numpy())
-    kinds: dict[str, list[str]] = {"node_inputs": [], "edge_inputs": []}
-    for name, tensor in inputs.items():
-        if name == "edge_index":
-            continue
-        per_edge = tensor.size(0) == edges.size(1) and ("edge" in name or tensor.size(0) != nodes)
-        kinds["edge_inputs" if per_edge else "node_inputs"].append(name)
-        ordered = tensor if not per_edge or graph.edge_ids is None else tensor[graph.edge_ids]
-        np.save(directory / f"{name}.npy", ordered.contiguous().numpy())
-    manifest = {"schema": _SCHEMA, "version": 1, "num_nodes": nodes, "num_edges": edges.size(1), **kinds}
-    (directory / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-    return StoredGraph(directory)
+_SAMPLED_BYTES = 1 << 20
+_DELIVERED_BYTES = 256 << 20
 
 
 class Workspace:
@@ -177,53 +42,50 @@ class Workspace:
 
     Args:
         directory: Made if it does not exist.
-        compiled: The plan that runs.
-        stores: Rows of the inputs.
-        counts: Numbers of nodes and edges.
-        model: The model, whose parameters are part of what a resumed run must share.
+        fingerprint: What a resumed run must share, from :func:`run_fingerprint`.
         resume: Go on with what the directory holds.
+        group: Ranks that share the run, or ``None``.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        compiled: Compiled,
-        counts: dict[str, int],
-        model: nn.Module,
-        resume: bool,
-    ):
-        self.directory = directory
+    def __init__(self, directory: Path, fingerprint: str, resume: bool, group: Any = None):
+        self.directory, self._fingerprint = directory, fingerprint
+        self._group = None if group is None or group.size == 1 else group
         directory.mkdir(parents=True, exist_ok=True)
-        self._progress_file = directory / "progress.json"
-        fingerprint = _fingerprint(compiled, counts, model)
+        rank = "" if self._group is None else f"-{group.rank}-of-{group.size}"
+        self._progress_file = directory / f"progress{rank}.json"
         self._done: dict[str, int] = {}
-        self.resumed = resume and self._progress_file.exists()
+        self.resumed = resume and self._all_ranks(self._progress_file.exists())
         if self.resumed:
             found = json.loads(self._progress_file.read_text())
             if found["fingerprint"] != fingerprint:
                 raise EvaluationArgumentError(
-                    f"{directory} holds a run of another model, graph or set of parameters ({found['fingerprint']}, "
-                    f"now {fingerprint}); pass resume=False to start over, or another directory"
+                    f"{directory} holds a run of another model, graph, request or set of parameters "
+                    f"({found['fingerprint']}, now {fingerprint}); pass resume=False to start over, or a new directory"
                 )
             self._done = found["done"]
-        self._fingerprint = fingerprint
         self._save()
 
-    def new_rows(self, name: str, shape: list[int], dtype: torch.dtype) -> DiskRows:
-        """Return the file of a value, kept from the resumed run if there is one."""
-        path = self.directory / f"{name}.npy"
-        if self.resumed and path.exists():
-            return DiskRows(path, dtype)
-        return DiskRows.create(path, shape, dtype)
+    def new_rows(self, path: Path, place: int, shape: list[int], dtype: torch.dtype) -> DiskRows:
+        """Return the file of a value made by stage ``place``: kept if the stage was begun, else new."""
+        if not (self.resumed and self._all_ranks(path.exists()) and self._any_rank(self.done_rows(place) > 0)):
+            if self._group is None or self._group.rank == 0:
+                DiskRows.create(path, shape, dtype)
+            self.wait_for_ranks()
+        return DiskRows(path, dtype)
+
+    def path_of(self, name: str) -> Path:
+        """Return the file of a value."""
+        return self.directory / f"{name}.npy"
 
     def discard(self, store: RowStore) -> None:
         """Delete a value that is not needed any more."""
         if isinstance(store, DiskRows) and store.path.parent == self.directory:
             store.close()
+            self.wait_for_ranks()
             store.path.unlink(missing_ok=True)
 
     def done_rows(self, place: int) -> int:
-        """Return how many rows of a stage are computed."""
+        """Return up to which row this rank has computed a stage."""
         return self._done.get(str(place), 0)
 
     def mark_done(self, place: int, rows: int) -> None:
@@ -231,11 +93,24 @@ class Workspace:
         self._done[str(place)] = rows
         self._save()
 
+    def wait_for_ranks(self) -> None:
+        """Wait until all ranks are here."""
+        if self._group is not None:
+            self._group.barrier()
+
     def finish(self, results: list[RowStore]) -> None:
         """Remove what a finished run leaves here: its record, and results that have been read."""
         for store in results:
             self.discard(store)
         self._progress_file.unlink(missing_ok=True)
+
+    def _all_ranks(self, claim: bool) -> bool:
+        return claim if self._group is None else not self._any_rank(not claim)
+
+    def _any_rank(self, claim: bool) -> bool:
+        if self._group is None:
+            return claim
+        return bool(self._group.all_reduce(torch.tensor([int(claim)]), op="max")[0])
 
     def _save(self) -> None:
         fresh = self._progress_file.with_suffix(".new")
@@ -243,37 +118,81 @@ class Workspace:
         os.replace(fresh, self._progress_file)
 
 
-def _fingerprint(compiled: Compiled, counts: dict[str, int], model: nn.Module) -> str:
+def run_fingerprint(
+    compiled: Compiled, model: nn.Module, graph: str, asked: Mapping[str, Tensor | None], settings: list[Any]
+) -> str:
+    """Return 16 hexadecimal digits that differ for runs that must not be taken up for one another.
+
+    Args:
+        compiled: The plan.
+        model: The model, with its parameters as they are now.
+        graph: Text that identifies the graph and its inputs.
+        asked: Rows asked for of each output.
+        settings: What else decides which rows are computed, in which sequence and by which kernels.
+    """
     digest = hashlib.sha256()
     for value in compiled.program.values.values():
         digest.update(f"{value.name} {value.op} {value.args}".encode())
-    digest.update(
-        json.dumps([sorted(compiled.stored), {n: c for n, c in sorted(counts.items()) if n[1] == "_"}]).encode()
-    )
+    digest.update(json.dumps([sorted(compiled.stored), graph, settings]).encode())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    for name, ids in asked.items():
+        digest.update(name.encode() + (b"all" if ids is None else ids.numpy().tobytes()))
     return digest.hexdigest()[:16]
 
 
+def sample_identity(tensors: Mapping[str, Tensor]) -> str:
+    """Return text that identifies tensors by shape, dtype and a sample of their bytes, in bounded time."""
+    digest = hashlib.sha256()
+    for name, tensor in tensors.items():
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        flat = tensor.detach().reshape(-1)
+        step = max(1, flat.numel() * max(tensor.element_size(), 1) // _SAMPLED_BYTES)
+        digest.update(flat[::step].contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
 def open_output(
-    out: Tensor | str | Path, compiled: Compiled, structure: StructureEvaluator, resume: bool
-) -> dict[str, RowStore]:
-    """Return the store of the only output, over a tensor or a file of the caller."""
+    out: Tensor | str | Path, compiled: Compiled, structure: StructureEvaluator
+) -> dict[str, RowStore | Path]:
+    """Return where the only output goes: a store over a tensor of the caller, or the path of a file to be made."""
     names = compiled.program.outputs
     if len(names) != 1:
         raise EvaluationArgumentError(f"out= was given, but the model returns {len(names)} tensors; leave out= away")
     value = compiled.program[names[0]]
-    shape = [structure.count_of(size) for size in value.shape]
-    if isinstance(out, Tensor):
-        if list(out.shape) != shape or out.dtype != value.dtype:
-            raise EvaluationArgumentError(
-                f"out has shape {list(out.shape)} and {out.dtype}; expected {shape} and {value.dtype}; allocate it so"
-            )
-        return {names[0]: RamRows(out, value.type.row_dim)}
+    if not isinstance(out, Tensor):
+        if value.type.row_dim != 0:
+            raise EvaluationArgumentError("the result does not have its rows first; pass out=None")
+        return {names[0]: Path(out)}
+    shape = [structure.count_of(size) for size in value.dims]
+    if list(out.shape) != shape or out.dtype != value.dtype:
+        raise EvaluationArgumentError(
+            f"out has shape {list(out.shape)} and {out.dtype}; expected {shape} and {value.dtype}; allocate it so"
+        )
+    return {names[0]: RamRows(out, value.type.row_dim)}
+
+
+def deliver(
+    rows: RowStore, ids: Tensor | None, out: Tensor | str | Path | None, memory_bytes: int | None, group: Any = None
+) -> Tensor:
+    """Return the rows ``ids`` of a result (all if ``None``): in memory, in the caller's tensor, or mapped from a file.
+
+    Args:
+        rows: The result.
+        ids: Rows in the order wanted.
+        out: ``None``, a tensor, or the path of a ``.npy`` file.
+        memory_bytes: Budget for copying rows to a file.
+        group: Ranks of the run; the first writes the file.
+    """
+    if out is None or isinstance(out, Tensor):
+        whole = rows.whole() if ids is None else rows.read_rows(ids)
+        whole = rows.read_range(0, rows.num_rows) if whole is None else whole
+        return whole if out is None or whole is out else out.copy_(whole)
     path = Path(out)
-    if value.type.row_dim != 0:
-        raise EvaluationArgumentError("the result does not have its rows first; pass out=None")
-    return {
-        names[0]: DiskRows(path, value.dtype) if resume and path.exists() else DiskRows.create(path, shape, value.dtype)
-    }
+    is_there = isinstance(rows, DiskRows) and path.exists() and path.samefile(rows.path)
+    if not is_there and (group is None or group.rank == 0):
+        copy_rows(rows, path, ids, (memory_bytes or _DELIVERED_BYTES) // 4).close()
+    if group is not None:
+        group.barrier()
+    return torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))

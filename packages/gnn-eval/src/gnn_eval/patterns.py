@@ -72,7 +72,7 @@ def gather_of(program: Program, value: Value) -> Gather | None:
     if vector.shape is None or len(vector.shape) != 1:
         return None
     source_value = program[source.name]
-    return Gather(source.name, vector.name, dim % len(source_value.shape))
+    return Gather(source.name, vector.name, dim % len(source_value.dims))
 
 
 def reduction_of(program: Program, value: Value) -> Reduction | None:
@@ -98,4 +98,4 @@ def reduction_of(program: Program, value: Value) -> Reduction | None:
     vector = program[index_base(program, index.name)]
     if vector.shape is None or len(vector.shape) != 1:
         return None
-    return Reduction(base.name, source.name, vector.name, dim % len(value.shape), reduce, include_self)
+    return Reduction(base.name, source.name, vector.name, dim % len(value.dims), reduce, include_self)

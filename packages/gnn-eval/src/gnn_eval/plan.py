@@ -6,7 +6,9 @@ model's parameters each time it runs, so it stays valid while the model is train
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gnn_eval.adjacency import AdjacencyForm
 from gnn_eval.containers import fill
-from gnn_eval.engine import Engine, RunOptions, RunReport
+from gnn_eval.engine import Engine, RunOptions
 from gnn_eval.errors import EvaluationArgumentError
 from gnn_eval.explain import StageSummary, explain_plan, summarise_stages
 from gnn_eval.hoisting import StructureEvaluator
@@ -25,8 +28,9 @@ from gnn_eval.plan_file import compiled_from_json, compiled_to_json
 from gnn_eval.program import Program
 from gnn_eval.requests import as_node_ids
 from gnn_eval.row_stores import RamRows, RowStore
+from gnn_eval.run_report import RunReport
 
-__all__ = ["Compiled", "Plan"]
+__all__ = ["Compiled", "Plan", "asked_rows"]
 
 
 @dataclass
@@ -39,6 +43,8 @@ class Compiled:
         stored: Values stored between stages.
         result_skeleton: How the outputs form the model's result.
         frontend: Front end that captured the model.
+        forms: What the sparse adjacencies of the example were.
+        is_verified: Whether it was compared with the full forward.
     """
 
     program: Program
@@ -46,6 +52,8 @@ class Compiled:
     stored: set[str]
     result_skeleton: Any
     frontend: str
+    forms: tuple[AdjacencyForm, ...] = ()
+    is_verified: bool = False
 
 
 class Plan:
@@ -94,23 +102,26 @@ class Plan:
         resume: bool = False,
     ) -> Any:
         """Evaluate the model on a graph; see :func:`gnn_eval.evaluate` for the arguments."""
-        from gnn_eval.out_of_core import StoredGraph
+        from gnn_eval.out_of_core import sample_identity
+        from gnn_eval.stored_graph import StoredGraph
 
+        memory_bytes = parse_bytes(memory)
+        _check_positive(memory_bytes=memory_bytes, batch_rows=batch_rows)
+        row_of_node = None
         if isinstance(data, StoredGraph):
-            call, stores, structure = data.bind(self.compiled.program, self.model, self._roles)
+            stores, structure = data.bind(self.compiled.program, self.model, self._roles)
+            identity, row_of_node = data.identity, data.row_of_node
         else:
             call = bind_call(self.model, data, self._roles)
             call.check_ids()
             stores, structure = self._bind(call)
-        options = RunOptions(
-            asked=self._asked(nodes, structure),
-            memory_bytes=parse_bytes(memory),
-            batch_rows=batch_rows,
-            order=order,
-            fuse=fuse,
-            group=group,
-        )
-        return self._run(call, stores, structure, options, store, out, progress, resume)
+            identity = functools.partial(sample_identity, dict(zip(call.names, call.tensors, strict=True)))
+        asked = shown = self._asked(nodes, structure)
+        if row_of_node is not None:
+            asked = {name: ids if ids is None else row_of_node[ids] for name, ids in asked.items()}
+            shown = {name: row_of_node if ids is None else ids for name, ids in asked.items()}
+        options = RunOptions(asked, memory_bytes, batch_rows, order, fuse, group)
+        return self._run(stores, structure, options, identity, shown, store, out, progress, resume)
 
     def _bind(self, call: ModelCall) -> tuple[dict[str, RowStore], StructureEvaluator]:
         program = self.compiled.program
@@ -119,6 +130,12 @@ class Plan:
             expected = ", ".join(f"{program[n].args[0]} ({program.roles[n].kind})" for n in program.inputs)
             raise EvaluationArgumentError(
                 f"the plan was compiled for other inputs: got {given}; expected {expected}; compile the model again"
+            )
+        forms = call.forms()
+        known = self.compiled.forms
+        if len(forms) != len(known) or not all(a.covers(b) for a, b in zip(known, forms, strict=True)):
+            raise EvaluationArgumentError(
+                f"the plan was verified for {_shown_forms(known)}; got {_shown_forms(forms)}; compile the model again"
             )
         inputs = dict(zip(program.inputs, call.tensors, strict=True))
         structure = StructureEvaluator(program, self.model, inputs, call.counts())
@@ -129,9 +146,16 @@ class Plan:
     def _asked(self, nodes: Any, structure: StructureEvaluator) -> dict[str, Tensor | None]:
         program = self.compiled.program
         types = program.node_spaces()
+        if isinstance(nodes, dict):
+            unknown = [node_type for node_type in nodes if node_type not in types.values()]
+            if unknown:
+                raise EvaluationArgumentError(
+                    f"nodes has the type {unknown[0]!r}; expected some of {', '.join(types.values())}; "
+                    "use these names, or pass ids alone for a graph of one type"
+                )
         asked: dict[str, Tensor | None] = {}
         for name in program.outputs:
-            space = program[name].type.space
+            space = program[name].type.rows
             node_type = types.get(space)
             if nodes is None or node_type is None:
                 asked[name] = None
@@ -144,32 +168,38 @@ class Plan:
 
     def _run(
         self,
-        call: ModelCall | None,
         stores: dict[str, RowStore],
         structure: StructureEvaluator,
         options: RunOptions,
+        identity: Callable[[], str],
+        shown: dict[str, Tensor | None],
         store: str | Path,
         out: Tensor | str | Path | None,
         progress: bool,
         resume: bool,
     ) -> Any:
-        from gnn_eval.out_of_core import Workspace, open_output
+        from gnn_eval.out_of_core import Workspace, deliver, open_output, run_fingerprint
         from gnn_eval.progress import show_progress
 
-        compiled = self.compiled
+        compiled, asked = self.compiled, options.asked
         if str(store) != "ram":
-            options.workspace = Workspace(Path(store), compiled, structure.counts, self.model, resume)
-        if out is not None and all(ids is None for ids in options.asked.values()):
-            options.outputs = open_output(out, compiled, structure, resume and options.workspace is not None)
+            place = None if isinstance(out, Tensor) or out is None else str(out)
+            settings = [options.order, options.batch_rows, options.fuse, place]
+            fingerprint = run_fingerprint(compiled, self.model, identity(), asked, settings)
+            options.workspace = Workspace(Path(store), fingerprint, resume, options.group)
+        if out is not None:
+            outputs = open_output(out, compiled, structure)
+            in_place = isinstance(out, Tensor) or options.group is None or options.workspace is not None
+            if in_place and all(ids is None for ids in shown.values()):
+                options.outputs = outputs
         engine = Engine(compiled.program, compiled.stages, self.model, stores, structure, options)
         with show_progress(progress, compiled, structure) as options.on_progress:
             results = engine.run()
         self.last_report = engine.report
-        tensors = [_asked_rows(results[n], options.asked[n]) for n in compiled.program.outputs]
+        limit, group = options.memory_bytes, options.group
+        tensors = [deliver(results[n], shown[n], out, limit, group) for n in compiled.program.outputs]
         if options.workspace is not None:
             options.workspace.finish(list(results.values()))
-        if out is not None and not options.outputs and isinstance(out, Tensor):
-            tensors = [out.copy_(tensors[0])]
         return fill(compiled.result_skeleton, tensors, lambda node_type: structure.counts[f"n_{node_type}"])
 
     def save(self, path: str | Path) -> None:
@@ -207,7 +237,22 @@ def parse_bytes(memory: int | str | None) -> int | None:
         ) from None
 
 
-def _asked_rows(store: RowStore, ids: Tensor | None) -> Tensor:
+def _check_positive(**numbers: int | None) -> None:
+    for name, number in numbers.items():
+        if number is not None and number <= 0:
+            raise EvaluationArgumentError(f"{name}={number} is not valid: expected at least 1, or None; leave it out")
+
+
+def _shown_forms(forms: Sequence[AdjacencyForm]) -> str:
+    def shown(form: AdjacencyForm) -> str:
+        weights = "with weights" if form.weighted else "without weights"
+        return f"a {form.name} {weights} {'and with' if form.has_loops else 'or'} self-loops"
+
+    return ", ".join(map(shown, forms)) or "edge lists"
+
+
+def asked_rows(store: RowStore, ids: Tensor | None) -> Tensor:
+    """Return the rows ``ids`` of a result, all of them if ``None``."""
     if ids is not None:
         return store.read_rows(ids)
     whole = store.whole()

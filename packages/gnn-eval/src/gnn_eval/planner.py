@@ -13,13 +13,14 @@ from gnn_eval.errors import EvaluationArgumentError, UnsupportedModelError
 from gnn_eval.frontends import export, opaque, vertex
 from gnn_eval.lowering import lower
 from gnn_eval.model_call import ModelCall, bind_call
+from gnn_eval.model_state import state_of
 from gnn_eval.plan import Compiled, Plan
 from gnn_eval.registry import spec_of
 from gnn_eval.simplify import simplify
 from gnn_eval.stages import Levels, later_uses
 from gnn_eval.storage import choose_stored
 from gnn_eval.typing_rules import assign_types
-from gnn_eval.verify import verify_call
+from gnn_eval.verify import full_forward, subgraph_call, verify_call
 
 __all__ = ["FRONTENDS", "compile", "compile_call"]
 
@@ -68,18 +69,18 @@ def compile_call(
         raise EvaluationArgumentError(
             f"frontend={frontend!r} is not valid: expected one of {', '.join(FRONTENDS)}; pass 'auto'"
         )
-    key = (frontend, call.signature(), repr(call.skeleton), tuple(call.lifted), _state_of(model))
+    key = (frontend, call.signature(), repr(call.skeleton), tuple(call.lifted), state_of(model))
     plans = _known_plans.setdefault(model, {})
     if key not in plans:
         plans[key] = _compile_first_that_works(model, call, frontend, verify)
+    elif verify and not plans[key].is_verified:
+        _verify(plans[key], model, call)
     return Plan(model, plans[key], roles)
 
 
-def _state_of(model: nn.Module) -> tuple:
-    """Return what else a trace depends on: the architecture as printed, modes, and which parameters exist."""
-    modes = tuple(module.training for module in model.modules())
-    shapes = tuple((name, tuple(p.shape), p.dtype) for name, p in model.named_parameters())
-    return (repr(model), modes, shapes)
+def _verify(compiled: Compiled, model: nn.Module, call: ModelCall) -> None:
+    verify_call(Plan(model, compiled), model, call)
+    compiled.is_verified = True
 
 
 def _compile_first_that_works(model: nn.Module, call: ModelCall, frontend: str, verify: bool) -> Compiled:
@@ -89,12 +90,14 @@ def _compile_first_that_works(model: nn.Module, call: ModelCall, frontend: str, 
             program, skeleton = capture()
         except UnsupportedModelError:
             if place + 1 == len(attempts):
+                full_forward(model, subgraph_call(call))  # says so if the model itself fails on these inputs
                 raise
             _logger.debug("front end %s failed, trying the next", name, exc_info=True)
             continue
         compiled = _plan_program(program, skeleton, name)
+        compiled.forms = tuple(call.forms())
         if verify:
-            verify_call(Plan(model, compiled), model, call)
+            _verify(compiled, model, call)
         return compiled
     raise AssertionError("the loop returns or raises")
 

@@ -1,11 +1,20 @@
-"""Memory of this process as the kernel counts it: now, and the highest since a mark."""
+"""Memory of this process as the kernel counts it: now, and the highest since a mark.
+
+Resident memory counts what the process touched: its own allocations and the pages of mapped files. Memory that was
+freed but is kept by the allocator counts too, so it is handed back before a mark is set.
+
+The high-water mark is one per process: two meters at work at the same time disturb each other.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
-__all__ = ["PeakMeter", "resident_bytes"]
+import torch
+
+__all__ = ["PeakMeter", "is_out_of_memory", "resident_bytes"]
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
@@ -21,33 +30,66 @@ def resident_bytes() -> int:
 
 
 class PeakMeter:
-    """Measures how far resident memory rises above its value at :meth:`mark`.
+    """Measures resident memory from its making on.
+
+    Attributes:
+        works: Whether the kernel lets the high-water mark be reset.
+        start_bytes: Resident memory when the meter was made.
 
     >>> meter = PeakMeter()
-    >>> meter.mark()
-    >>> meter.rise() >= 0
-    True
+    >>> meter.mark() >= 0, meter.peak() >= 0, meter.highest() >= meter.start_bytes
+    (True, True, True)
     """
 
     def __init__(self) -> None:
-        self._start = 0
         self.works = _CLEAR.exists() and os.access(_CLEAR, os.W_OK)
+        self._highest = self.start_bytes = 0
+        self.start_bytes = self.mark()
+        self._highest = self.start_bytes
 
-    def mark(self) -> None:
-        """Set the mark to the memory in use now."""
+    def mark(self, hand_back: bool = True) -> int:
+        """Begin to watch for a new peak; return the memory in use now.
+
+        Args:
+            hand_back: First give freed memory back to the system.
+        """
+        if hand_back:
+            _hand_back_freed_memory()
         if not self.works:
-            return
+            return 0
+        self._highest = max(self._highest, self.peak())
         try:
             _CLEAR.write_text("5")  # resets the high-water mark of this process
         except OSError:
             self.works = False
-        self._start = resident_bytes()
+        return resident_bytes()
 
-    def rise(self) -> int:
-        """Return the bytes by which memory was above the mark at most."""
+    def peak(self) -> int:
+        """Return the highest resident memory since the last mark."""
         if not self.works:
             return 0
         for line in _STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):
-                return max(int(line.split()[1]) * 1024 - self._start, 0)
+                return int(line.split()[1]) * 1024
         return 0
+
+    def highest(self) -> int:
+        """Return the highest resident memory since the meter was made."""
+        return max(self._highest, self.peak())
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an error says that memory ran out, on a device or on the host."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    text = str(error)
+    return "can't allocate memory" in text or "not enough memory" in text
+
+
+def _hand_back_freed_memory() -> None:
+    trim = getattr(_libc, "malloc_trim", None)  # glibc only
+    if trim is not None:
+        trim(0)
+
+
+_libc = ctypes.CDLL(None)

@@ -74,6 +74,12 @@ class Type:
     static: bool = False
     uniform: bool = False
 
+    @property
+    def rows(self) -> Size:
+        """The space of a value that is known to have rows."""
+        assert self.space is not None, "the value has no rows"
+        return self.space
+
 
 @dataclass
 class Value:
@@ -107,6 +113,11 @@ class Value:
         return self.shape is not None
 
     @property
+    def dims(self) -> tuple[Size, ...]:
+        """The symbolic shape of a tensor; empty for a number or a tuple of tensors."""
+        return () if self.shape is None else self.shape
+
+    @property
     def short_op(self) -> str:
         """The operator without name space and overload: ``scatter_add`` of ``aten.scatter_add.default``."""
         parts = self.op.split(".")
@@ -121,7 +132,7 @@ class Value:
     def row_bytes(self) -> int:
         """Bytes of one row, for a tensor with rows."""
         width = self.type.factor
-        for dim, size in enumerate(self.shape or ()):
+        for dim, size in enumerate(self.dims):
             if dim != self.type.row_dim:
                 width *= max(size.constant, 1)
         return width * (self.dtype.itemsize if self.dtype else 8)

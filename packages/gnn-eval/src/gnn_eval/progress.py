@@ -18,8 +18,8 @@ __all__ = ["show_progress"]
 @contextmanager
 def show_progress(
     wanted: bool, compiled: Compiled, structure: StructureEvaluator
-) -> Iterator[Callable[[int, int, str], None] | None]:
-    """Yield a function of (stage, rows done in it, note) that moves a bar over the rows of all stages."""
+) -> Iterator[Callable[[int, float, str], None] | None]:
+    """Yield a function of (stage, part of it that is done, note) that moves a bar over the rows of all stages."""
     if not wanted:
         yield None
         return
@@ -27,9 +27,9 @@ def show_progress(
     shown = 0
     with progress_bar("evaluating", sum(rows)) as advance:
 
-        def on_progress(place: int, done: int, note: str) -> None:
+        def on_progress(place: int, done: float, note: str) -> None:
             nonlocal shown
-            total = sum(rows[:place]) + done
+            total = sum(rows[:place]) + int(rows[place] * done)
             advance(total - shown, note)
             shown = total
 

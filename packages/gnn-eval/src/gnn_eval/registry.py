@@ -46,6 +46,8 @@ def register(layer: type[nn.Module], spec: LayerSpec) -> None:
         raise EvaluationArgumentError(
             f"layer={layer!r} is not valid: expected a class of modules; pass the class itself"
         )
+    if not isinstance(spec, LayerSpec):
+        raise EvaluationArgumentError(f"spec={spec!r} is not valid: expected a LayerSpec; pass gnn_eval.LayerSpec()")
     if spec.graph not in ("edge_index", "block"):
         raise EvaluationArgumentError(
             f"graph={spec.graph!r} is not valid: expected 'edge_index' or 'block'; pass one of them"

@@ -33,6 +33,8 @@ def as_node_ids(nodes: Any, num_nodes: int, node_type: str) -> Tensor:
                 "pass ids instead"
             )
         return ids.nonzero().flatten()
+    if ids.numel() and (ids.is_floating_point() or ids.is_complex()):
+        raise EvaluationArgumentError(f"nodes has dtype {ids.dtype}; expected integers or a mask; call .long() on the ids")
     ids = ids.flatten().to(torch.int64)
     if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= num_nodes):
         bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())

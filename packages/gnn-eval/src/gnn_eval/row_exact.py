@@ -36,10 +36,10 @@ def positions_of_one_column(program: Program, value: Value) -> int:
     """Return the matrix rows one row of the result makes up if the product has one output column, else 0."""
     if not value.is_tensor or value.short_op not in ("linear", "addmm", "mm", "matmul", "mv"):
         return 0
-    last = value.shape[-1]
-    if value.short_op != "mv" and (len(value.shape) < 2 or last.constant != 1 or last.terms):
+    last = value.dims[-1]
+    if value.short_op != "mv" and (len(value.dims) < 2 or last.constant != 1 or last.terms):
         return 0
-    others = [size.constant for dim, size in enumerate(value.shape) if dim != value.type.row_dim]
+    others = [size.constant for dim, size in enumerate(value.dims) if dim != value.type.row_dim]
     return math.prod(others) * value.type.factor
 
 
@@ -154,17 +154,15 @@ class RowExactProduct:
         result.index_copy_(dim, _spread(here, factor), redone.index_select(dim, _spread(places, factor)))
 
 
-class _PickedLater(tuple):
+class _PickedLater:
     """Several results of one operator, whose rows are taken out where each is used."""
 
-    def __new__(cls, results: Any, places: slice | Tensor) -> _PickedLater:
-        made = super().__new__(cls, results)
-        made.places = places
-        return made
+    def __init__(self, results: Any, places: slice | Tensor):
+        self._results, self._places = results, places
 
     def pick(self, number: int, dim: int, factor: int) -> Tensor:
         """Return the wanted rows of one result."""
-        return _rows_at(self[number], dim, factor, self.places)
+        return _rows_at(self._results[number], dim, factor, self._places)
 
 
 def pick_result(results: Any, number: int, dim: int, factor: int) -> Tensor:

@@ -32,7 +32,7 @@ _UNTAGGED_POINTWISE |= {
     "threshold",
     "expand_as",
 }
-_UNTAGGED_POINTWISE |= {"dropout", "feature_dropout", "alpha_dropout", "nan_to_num"}
+_UNTAGGED_POINTWISE |= {"dropout", "native_dropout", "feature_dropout", "alpha_dropout", "nan_to_num"}
 _ALONG_DIM = {"sum", "mean", "amax", "amin", "max", "min", "prod", "any", "all", "argmax", "argmin", "var", "std"}
 _ALONG_DIM |= {"logsumexp", "norm", "linalg_vector_norm", "softmax", "_softmax", "log_softmax", "_log_softmax", "topk"}
 _ALONG_DIM |= {"cumsum", "cumprod", "sort", "median", "glu", "flip", "select", "slice", "narrow", "unbind", "split"}
@@ -42,7 +42,7 @@ _VIEWS = {"view", "reshape", "_unsafe_view", "flatten", "unflatten"}
 _REARRANGE = {"expand", "permute", "transpose", "t", "unsqueeze", "movedim", "stack", "repeat", "numpy_T", "mT"}
 _PRODUCTS = {"mm", "matmul", "bmm", "addmm", "baddbmm", "mv", "addbmm"}
 _BATCH_NORMS = {"batch_norm", "native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm"}
-_BATCH_NORMS |= {"_native_batch_norm_legit_no_training", "_batch_norm_no_update"}
+_BATCH_NORMS |= {"_native_batch_norm_legit_no_training", "_batch_norm_no_update", "_native_batch_norm_legit_functional"}
 _LEADING = {
     "group_norm",
     "native_group_norm",
@@ -101,9 +101,9 @@ def _pointwise(program: Program, value: Value, bound: dict[str, Any]) -> str | N
         return "it draws random numbers because the model is in training mode"
     if not value.is_tensor:
         return None
-    from_right = len(value.shape) - value.type.row_dim
+    from_right = len(value.dims) - value.type.row_dim
     for argument, kind in _row_arguments(program, value):
-        if argument.is_tensor and len(argument.shape) - kind.row_dim != from_right:
+        if argument.is_tensor and len(argument.dims) - kind.row_dim != from_right:
             return "its arguments have their rows in different dimensions, so it combines each row with every other"
         if kind.factor != value.type.factor:
             return "its arguments have different numbers of positions per row"
@@ -120,7 +120,7 @@ def _along_dim(program: Program, value: Value, bound: dict[str, Any]) -> str | N
         if dims is None or (isinstance(dims, (list, tuple)) and not dims):
             return "it reduces over all rows"
         chosen = [dims] if isinstance(dims, int) else list(dims)
-        if kind.row_dim in [dim % len(argument.shape) for dim in chosen]:
+        if kind.row_dim in [dim % len(argument.dims) for dim in chosen]:
             if value.short_op == "slice" and _keeps_all(argument, kind, bound):
                 continue
             return f"it works along dimension {kind.row_dim}, which holds the rows"
@@ -144,7 +144,7 @@ def is_row_wise_view(source: Value, kind: Type, target: Value, row_dim: int) -> 
             product *= size.constant
         return product
 
-    return before(source.shape, kind.row_dim) == before(target.shape, row_dim)
+    return before(source.dims, kind.row_dim) == before(target.dims, row_dim)
 
 
 def _view(program: Program, value: Value, bound: dict[str, Any]) -> str | None:
@@ -167,7 +167,7 @@ def _linear(program: Program, value: Value, bound: dict[str, Any]) -> str | None
         kind.space is not None and v is not source for v, kind in _row_arguments(program, value)
     ):
         return "its weight has one row per node or edge"
-    if source.type.row_dim == len(source.shape) - 1:
+    if source.type.row_dim == len(source.dims) - 1:
         return "it contracts over all rows"
     return None
 
@@ -177,13 +177,13 @@ def _product(program: Program, value: Value, bound: dict[str, Any]) -> str | Non
     left_name, right_name = names.get(value.short_op, ("self", "other" if "other" in bound else "mat2"))
     left, right = program[bound[left_name].name], program[bound[right_name].name]
     left_rows, right_rows = left.type.space is not None, right.type.space is not None
-    in_batch = [len(v.shape) - v.type.row_dim > 2 for v in (left, right)]
+    in_batch = [len(v.dims) - v.type.row_dim > 2 for v in (left, right)]
     if left_rows and right_rows:
-        aligned = len(left.shape) - left.type.row_dim == len(right.shape) - right.type.row_dim
+        aligned = len(left.dims) - left.type.row_dim == len(right.dims) - right.type.row_dim
         return None if all(in_batch) and aligned else "it multiplies rows with all other rows"
-    if left_rows and left.type.row_dim == len(left.shape) - 1:
+    if left_rows and left.type.row_dim == len(left.dims) - 1:
         return "it contracts over all rows"
-    if right_rows and right.type.row_dim == max(len(right.shape) - 2, 0):
+    if right_rows and right.type.row_dim == max(len(right.dims) - 2, 0):
         return "it contracts over all rows"
     return None
 
@@ -213,7 +213,7 @@ def _batch_norm(program: Program, value: Value, bound: dict[str, Any]) -> str | 
 def _layer_norm(program: Program, value: Value, bound: dict[str, Any]) -> str | None:
     source, kind = _row_arguments(program, value)[0]
     normalised = bound["normalized_shape"]
-    return None if kind.row_dim < len(source.shape) - len(normalised) else "it normalises over all rows"
+    return None if kind.row_dim < len(source.dims) - len(normalised) else "it normalises over all rows"
 
 
 def _recurrent(program: Program, value: Value, bound: dict[str, Any]) -> str | None:
@@ -244,7 +244,7 @@ def _lookup(program: Program, value: Value, bound: dict[str, Any]) -> str | None
 
 def _attention(program: Program, value: Value, bound: dict[str, Any]) -> str | None:
     for argument, kind in _row_arguments(program, value):
-        if len(argument.shape) - kind.row_dim <= 2:
+        if len(argument.dims) - kind.row_dim <= 2:
             return "every row attends to all rows"
     return None
 

@@ -1,7 +1,7 @@
 """Rows kept in memory: inputs, structural values and what stages hand to each other.
 
 A store keeps one value with all its rows. Reading a contiguous range gives a view; reading scattered rows copies them.
-Stores on disk, with the same methods, are in :mod:`gnn_eval.out_of_core`.
+Stores on disk, with the same methods, are in :mod:`gnn_eval.disk_rows`.
 """
 
 from __future__ import annotations

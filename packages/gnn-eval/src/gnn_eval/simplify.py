@@ -59,7 +59,7 @@ def index_base(program: Program, name: str) -> str:
     """Follow an index tensor that was viewed or expanded to fit its source back to the index vector itself."""
     value = program[name]
     while value.short_op in _INDEX_VIEWS and value.args and isinstance(value.args[0], Ref):
-        if value.is_tensor and len(value.shape) == 1 and program[value.args[0].name].op == "input":
+        if value.is_tensor and len(value.dims) == 1 and program[value.args[0].name].op == "input":
             break
         value = program[value.args[0].name]
     return value.name
@@ -87,7 +87,7 @@ def _make_fill(value: Value, kept: dict[str, Value]) -> None:
         return
     if isinstance(fill, (Ref, Size)):
         return
-    value.op, value.args, value.kwargs = "aten.full.default", (list(value.shape), fill), {"dtype": value.dtype}
+    value.op, value.args, value.kwargs = "aten.full.default", (list(value.dims), fill), {"dtype": value.dtype}
 
 
 def _key(value: Value) -> Any:

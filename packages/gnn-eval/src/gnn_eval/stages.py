@@ -91,7 +91,7 @@ def natural_spaces(program: Program) -> set[Size]:
     for value in program.values.values():
         reduction = reduction_of(program, value) if is_computed(value) else None
         if reduction is not None and program[reduction.source].type.space is not None:
-            found.add(value.type.space)
+            found.add(value.type.rows)
     return found
 
 

@@ -151,7 +151,7 @@ def _type_of_gather(program: Program, value: Value, gather: Gather) -> Type:
 
 def _type_of_row_wise(program: Program, value: Value) -> Type:
     rows = [program[name].type for name in value.refs() if program[name].type.space is not None]
-    spaces = list(dict.fromkeys(kind.space for kind in rows))
+    spaces = list(dict.fromkeys(kind.rows for kind in rows))
     if len(spaces) != 1:
         shown = " and ".join(str(space) for space in spaces)
         _refuse(value, f"it combines rows of different kinds ({shown})", _REMEDY)
@@ -159,11 +159,12 @@ def _type_of_row_wise(program: Program, value: Value) -> Type:
     computed = next((kind for kind in rows if not kind.static), rows[0])
     kind = Type(_kind_of(program, space), space, computed.row_dim, computed.factor)
     if value.is_tensor:
-        places = [(dim, size.multiple_of(space)) for dim, size in enumerate(value.shape) if size.multiple_of(space)]
+        multiples = [(dim, size.multiple_of(space)) for dim, size in enumerate(value.dims)]
+        places = [(dim, factor) for dim, factor in multiples if factor]
         if len(places) == 1:
             kind = replace(kind, row_dim=places[0][0], factor=places[0][1])
         value.type = kind
-        if len(places) != 1 or any(not s.is_constant for d, s in enumerate(value.shape) if d != kind.row_dim):
+        if len(places) != 1 or any(not s.is_constant for d, s in enumerate(value.dims) if d != kind.row_dim):
             generic = "it pairs each row with every other" if len(places) > 1 else "it combines all rows into one"
             _refuse(value, why_not_row_wise(program, value) or generic, _REMEDY)
     value.type = kind

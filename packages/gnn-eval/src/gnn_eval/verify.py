@@ -8,13 +8,16 @@ convolution that looks beyond its block, is found before it is used.
 
 from __future__ import annotations
 
+import logging
+import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gnn_eval.containers import takes_graph
+from gnn_eval.containers import take_apart, takes_graph
 from gnn_eval.errors import EvaluationArgumentError, InexactPlanError
 from gnn_eval.frontends.export import FlatModel, copy_sharing_parameters
 from gnn_eval.model_call import ModelCall
@@ -22,8 +25,9 @@ from gnn_eval.model_call import ModelCall
 if TYPE_CHECKING:
     from gnn_eval.plan import Plan
 
-__all__ = ["Verification", "relative_error", "subgraph_call", "verify_call"]
+__all__ = ["Verification", "full_forward", "relative_error", "subgraph_call", "verify_call"]
 
+_logger = logging.getLogger(__name__)
 _MAX_NODES = 512
 _ISOLATED = 7
 _ADDED_EDGES = 12
@@ -59,7 +63,7 @@ def verify_call(plan: Plan, model: nn.Module, call: ModelCall, seed: int = 0) ->
         InexactPlanError: If they differ by more than rounding.
     """
     small = subgraph_call(call, seed)
-    expected = _full_forward(model, small)
+    expected = full_forward(model, small)
     tolerance = max(_TOLERANCE.get(t.dtype, 1e-5) for t in expected)
     blocks = plan_outputs(plan, small, batch_rows=_BLOCK_ROWS, fuse=False)
     errors = {"blocks": _worst(blocks, expected)}
@@ -73,11 +77,56 @@ def verify_call(plan: Plan, model: nn.Module, call: ModelCall, seed: int = 0) ->
                 f"{type(model).__name__} by {error:.2g} on a subgraph, relative to its largest value; expected at most "
                 f"{limit:g}; the model is not evaluated layer-wise: use a full forward, or report this model"
             )
+    _check_given_form(plan, model, call, seed)
     same = all(torch.equal(a, b) or _equal_with_nan(a, b) for a, b in zip(blocks, expected, strict=True))
     counts = small.counts()
     nodes = sum(c for n, c in counts.items() if n.startswith("n_"))
     edges = sum(c for n, c in counts.items() if n.startswith("e_"))
     return Verification(errors["blocks"], errors["fused"], errors["subset"], same, nodes, edges)
+
+
+def _check_given_form(plan: Plan, model: nn.Module, call: ModelCall, seed: int) -> None:
+    """Compare with a full forward on sparse adjacencies of the caller's form, with self-loops if the graph has any."""
+    forms = call.forms()
+    if not forms:
+        return
+    small = _without_repeats(subgraph_call(call, seed, 0), any(form.has_loops for form in forms))
+    args, kwargs = small.as_given()
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = copy_sharing_parameters(model)(*args, **kwargs)
+    except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        _logger.info(
+            "%s does not take a %s itself (%s); its edges are used", type(model).__name__, forms[0].name, error
+        )
+        return
+    expected = [tensor for _, tensor in take_apart(result)[1]]
+    error = _worst(plan_outputs(plan, small, batch_rows=_BLOCK_ROWS, fuse=False), expected)
+    if not error <= max(_TOLERANCE.get(t.dtype, 1e-5) for t in expected):
+        raise InexactPlanError(
+            f"{type(model).__name__} gives another result for a {forms[0].name} than for the same edges as a list, by "
+            f"{error:.2g} relative to the largest value (layers treat self-loops or weights of the two differently); "
+            "expected the same; remove the self-loops, or pass edge_index and edge_weight to say which is meant"
+        )
+
+
+def _without_repeats(call: ModelCall, add_loops: bool) -> ModelCall:
+    """Return a call whose relations have no edge twice, and some self-loops if asked for."""
+    tensors = list(call.tensors)
+    for place, role in enumerate(call.roles):
+        if role.kind != "relation":
+            continue
+        edges = tensors[place].clone()
+        if add_loops and role.source == role.destination:
+            edges[0, :_ADDED_EDGES] = edges[1, :_ADDED_EDGES]
+        _, first = np.unique(edges.numpy(), axis=1, return_index=True)
+        kept = torch.from_numpy(np.sort(first))
+        tensors[place] = edges[:, kept]
+        for other, value in enumerate(call.roles):
+            if value.kind == "edge" and value.space == role.space:
+                tensors[other] = tensors[other][kept]
+    return replace(call, tensors=tensors)
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
@@ -98,13 +147,19 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return difference.max().item() / max(scale, 1e-12)
 
 
-def subgraph_call(call: ModelCall, seed: int = 0) -> ModelCall:
-    """Return the call on a random induced subgraph, with self-loops, duplicates and isolated nodes added."""
+def subgraph_call(call: ModelCall, seed: int = 0, added: int = _ADDED_EDGES) -> ModelCall:
+    """Return the call on a random induced subgraph, with isolated nodes.
+
+    Args:
+        call: The call on the whole graph.
+        seed: Seed of the choice.
+        added: Number of duplicate edges, and of self-loops, to add.
+    """
     generator = torch.Generator().manual_seed(seed)
     counts = call.counts()
     kept = _choose_nodes(call, counts, generator)
     # Layers on graph objects may rely on the graph being symmetric or free of loops, so it is left as it is.
-    added = 0 if takes_graph(call.skeleton) else _ADDED_EDGES
+    added = 0 if takes_graph(call.skeleton) else added
     edges = {
         role.space: _choose_edges(role.source, role.destination, tensor, kept, generator, added)
         for role, tensor in zip(call.roles, call.tensors, strict=True)
@@ -182,15 +237,20 @@ def _places(ids: Tensor, bound: int) -> Tensor:
     return places
 
 
-def _full_forward(model: nn.Module, call: ModelCall) -> list[Tensor]:
+def full_forward(model: nn.Module, call: ModelCall) -> list[Tensor]:
+    """Return the outputs of the model itself on a call, as a flat list.
+
+    Raises:
+        EvaluationArgumentError: If the model fails.
+    """
     flat = FlatModel(copy_sharing_parameters(model), call)
     try:
         with torch.no_grad():
             return flat(*call.tensors)
     except Exception as error:
         raise EvaluationArgumentError(
-            f"{type(model).__name__} fails on a subgraph of {call.counts()}: {error}; a plan can only be verified for "
-            "a model that accepts graphs of any size; pass verify=False to skip this"
+            f"{type(model).__name__} fails on a subgraph of {call.counts()}: {error}; expected a model that runs on these "
+            "inputs and on graphs of any size; check the shapes of the inputs against the model's layers"
         ) from error
 
 
@@ -214,7 +274,7 @@ def _subset_error(plan: Plan, call: ModelCall, expected: list[Tensor], seed: int
     worst = 0.0
     for name, result, full in zip(program.outputs, found, expected, strict=True):
         value = program[name]
-        node_type = types.get(value.type.space)
+        node_type = types.get(value.type.rows)
         wanted = full if node_type is None else full.index_select(value.type.row_dim, nodes[node_type])
         scale = full.abs().max() if full.dtype.is_floating_point and full.numel() else None
         error = relative_error(result, wanted)

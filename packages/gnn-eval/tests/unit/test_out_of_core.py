@@ -78,5 +78,5 @@ def test_another_models_run_is_not_resumed(sum_net, make_graph, tmp_path):
     work = tmp_path / "work"
     work.mkdir()
     (work / "progress.json").write_text('{"fingerprint": "0", "done": {"0": 5}}')
-    with pytest.raises(ValueError, match="another model, graph or set of parameters"):
+    with pytest.raises(ValueError, match="another model, graph, request"):
         plan.run(data, store=work, resume=True)

@@ -8,9 +8,11 @@ parameters: the user's model, its caches and its mode stay as they were.
 from __future__ import annotations
 
 import copy
+import io
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import torch
@@ -26,8 +28,10 @@ from gnn_eval.sizes import Size
 __all__ = ["FlatModel", "capture", "copy_sharing_parameters"]
 
 _logger = logging.getLogger(__name__)
+_TALKATIVE = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch.export")
 _PRIMES = (53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113)
-_EDGE_PRIMES = (211, 223, 227, 229, 233, 239, 241, 251, 257, 263, 269, 271, 277, 281, 283, 293, 307, 311, 313, 317)
+_EDGE_TALKATIVE = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch.export")
+_PRIMES = (211, 223, 227, 229, 233, 239, 241, 251, 257, 263, 269, 271, 277, 281, 283, 293, 307, 311, 313, 317)
 
 
 class _Record:
@@ -97,8 +101,7 @@ def capture(
     flat = FlatModel(copied, call)
     tensors, dims, names = _example(call)
     try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
+        with _quietly(), torch.no_grad():
             exported = torch.export.export(flat, tuple(tensors), dynamic_shapes=(tuple(dims),), strict=False)
             exported = exported.run_decompositions({})
     except UnsupportedModelError:
@@ -113,6 +116,22 @@ def capture(
             _line_of_error(error),
         ) from error
     return _Reader(exported, call, names).program(), flat._record.skeleton
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Keep torch from printing what it traced when a model cannot be exported; the error itself says enough."""
+    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _example(call: ModelCall) -> tuple[list[torch.Tensor], list[dict], dict[str, str]]:
@@ -195,7 +214,7 @@ class _Reader:
         name = spec.target.removeprefix("model.")
         if kind in ("PARAMETER", "BUFFER") and spec.target in self._exported.state_dict:
             return Value(node.name, "parameter", (name,), shape=self._shape(fake), dtype=fake.dtype)
-        tensor = self._exported.constants.get(spec.target, self._exported.state_dict.get(spec.target))
+        tensor: Any = self._exported.constants.get(spec.target, self._exported.state_dict.get(spec.target))
         self._constants[node.name] = tensor
         return Value(node.name, "constant", shape=self._shape(fake), dtype=fake.dtype)
 
