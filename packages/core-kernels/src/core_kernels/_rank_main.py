@@ -49,7 +49,7 @@ def main(connection_fd: int, lifeline_fd: int, launcher_pid: int, die_with_threa
     config = pickle.loads(connection.recv_bytes())
     try:
         group = _join(config)
-    except BaseException as error:
+    except Exception as error:
         _send_error(connection, error)
         _leave(1)
     while True:
@@ -81,10 +81,27 @@ def load_module(name: str, path: str | None) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"cannot load module {name!r} from {path}")
+    _register_parents(name)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _register_parents(name: str) -> None:
+    """Make sure that the packages above a module are known, empty where there are none: pickle imports them all.
+
+    A test runner may name a file after its folders, ``tests.unit.test_x``, whether or not those are packages.
+    """
+    parts = name.split(".")
+    for depth in range(1, len(parts)):
+        parent = ".".join(parts[:depth])
+        try:
+            importlib.import_module(parent)
+        except ModuleNotFoundError:
+            stand_in = ModuleType(parent, "Stands in for a folder that is no package.")
+            stand_in.__path__ = []
+            sys.modules[parent] = stand_in
 
 
 def importlib_finds(name: str, path: str) -> bool:
@@ -138,7 +155,7 @@ def _serve(connection: Connection, group: Any, message: bytes) -> None:
             load_module(*task["module"])
         fn, args = pickle.loads(task["call"])
         answer = pickle.dumps(("result", fn(group, *args)))
-    except BaseException as error:
+    except BaseException as error:  # the launcher must hear of sys.exit and pytest.skip too, which are no Exception
         _send_error(connection, error)
     else:
         connection.send_bytes(answer)
@@ -149,7 +166,7 @@ def _send_error(connection: Connection, error: BaseException) -> None:
     try:
         data = pickle.dumps(error)
         pickle.loads(data)
-    except Exception:  # whatever a user's exception class does when pickled
+    except Exception:  # a user's exception class may raise anything when pickled; its text is sent instead
         data = None
     summary = f"{type(error).__name__}: {error}"
     connection.send_bytes(pickle.dumps(("error", data, summary, text)))
@@ -164,6 +181,6 @@ def _exit_when_closed(lifeline_fd: int) -> None:
 def _leave(code: int) -> None:
     # No interpreter shutdown: a transport thread that waits for a dead peer would hold it up.
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(OSError, ValueError):  # a closed pipe, a closed file
             stream.flush()
     os._exit(code)

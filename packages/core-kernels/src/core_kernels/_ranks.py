@@ -53,6 +53,7 @@ class RankSettings:
 
     Attributes:
         namespaces: Network namespace of each rank, empty when all share the launcher's.
+        hosts: Name of each rank's host, empty when all share the launcher's.
     """
 
     world_size: int
@@ -62,6 +63,7 @@ class RankSettings:
     env: dict[str, str] | None = None
     faults: Any = None
     namespaces: Sequence[str] = ()
+    hosts: Sequence[str] = ()
 
 
 @dataclass
@@ -193,6 +195,7 @@ class RankSet:
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(self.settings.world_size),
+            **({"SEXTET_HOST": self.settings.hosts[rank]} if self.settings.hosts else {}),
             **(self.settings.env or {}),
         }
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core_kernels.comm import Group
 from core_kernels.errors import ArgumentError
 from core_kernels.interconnect import COLLECTIVES, LOCAL_COPIES, PRESETS, Curve, Interconnect, Link
+from core_kernels.interconnect.hosts import exchange_partners, host_id, hosts_of, shape_of
 
 points = st.dictionaries(st.integers(0, 10**9), st.floats(0, 100), min_size=1, max_size=8)
 
@@ -21,10 +24,9 @@ def test_fitted_curves_are_monotone_and_pass_through_monotone_points(measured, a
     curve = Curve.fit(list(measured), list(measured.values()))
     seconds = [curve.at(num_bytes) for num_bytes in sorted(asked)]
     assert all(a <= b * (1 + 1e-9) + 1e-12 for a, b in itertools.pairwise(seconds))
-    running = 0.0
-    for num_bytes in sorted(measured):
-        running = max(running, measured[num_bytes])
-        assert curve.at(num_bytes) == pytest.approx(running)
+    for num_bytes in measured:
+        least = min(seconds for larger, seconds in measured.items() if larger >= num_bytes)
+        assert curve.at(num_bytes) == pytest.approx(least)
 
 
 def test_a_curve_keeps_its_latency_below_and_its_last_slope_above():
@@ -78,6 +80,24 @@ def test_one_json_file_holds_everything(tmp_path):
     assert loaded.machine_fingerprint == interconnect.machine_fingerprint != made().machine_fingerprint
     assert json.loads((tmp_path / "interconnect.json").read_text())["schema"] == "core_kernels.interconnect"
     assert loaded.rate("spmm_bytes_per_second") == 1e9
+
+
+def test_hosts_are_told_apart_and_paired():
+    assert [shape_of(hosts) for hosts in ([0], [0, 0, 0], [0, 1, 2], [0, 0, 1, 1], [0, 1, 1])] == [
+        "1x1", "1x3", "3x1", "2x2", "2x2",
+    ]  # fmt: skip
+    assert exchange_partners([0, 0, 0, 1, 1, 2, 3], across=True) == {0: 3, 3: 0, 5: 6, 6: 5}
+    assert exchange_partners([0, 0, 0, 1, 1, 2, 3], across=False) == {0: 1, 1: 0, 3: 4, 4: 3}
+    assert exchange_partners([0, 0], across=True) == {}
+    group = Group.single()
+    assert hosts_of(group) == [0]
+
+
+def test_the_environment_overrules_what_the_kernel_says(monkeypatch):
+    monkeypatch.delenv("SEXTET_HOST", raising=False)
+    assert "/" in host_id() or sys.platform != "linux"
+    monkeypatch.setenv("SEXTET_HOST", "host7")
+    assert host_id() == "host7"
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))

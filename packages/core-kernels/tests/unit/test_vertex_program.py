@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import threading
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from core_kernels import Graph, backend, vertex
+from core_kernels import Graph, backend, nn, vertex
 from core_kernels.errors import ArgumentError, ArgumentTypeError
 from core_kernels.nn.gat import gat, gatv2
 from core_kernels.nn.gcn import gcn
@@ -264,3 +266,32 @@ def test_two_graphs_of_equal_size_do_not_share_results():
     second = Graph.from_edge_index(torch.tensor([[2, 0], [0, 1]]), 3)
     x = torch.tensor([[1.0], [2.0], [4.0]])
     assert not torch.equal(sage_mean(first, src={"h": x}), sage_mean(second, src={"h": x}))
+
+
+@vertex.program
+def scaled_sum(v, *, factor=2.0):
+    return factor * vertex.sum(e.src.h for e in v.in_edges)
+
+
+def test_layers_are_copied_and_pickled(square):
+    layer, x = nn.GATConv(5, 3, heads=2, negative_slope=0.3), torch.randn(4, 5)
+    for other in (copy.deepcopy(layer), copy.copy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(other(square, x), layer(square, x))
+    assert copy.deepcopy(layer).program is layer.program
+    assert copy.deepcopy(layer).lin.weight is not layer.lin.weight
+
+
+def test_programs_are_pickled_by_name(square):
+    h = torch.randn(4, 3)
+    for program in (scaled_sum, scaled_sum.bind(factor=5.0)):
+        found = pickle.loads(pickle.dumps(program))
+        assert torch.equal(found(square, src={"h": h}), program(square, src={"h": h}))
+    assert pickle.loads(pickle.dumps(scaled_sum)) is scaled_sum
+
+    @vertex.program
+    def local(v):
+        return vertex.sum(e.src.h for e in v.in_edges)
+
+    assert copy.deepcopy(local) is local
+    with pytest.raises(pickle.PicklingError, match=r"local.*top of a module"):
+        pickle.dumps(local)

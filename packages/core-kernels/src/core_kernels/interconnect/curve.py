@@ -39,13 +39,16 @@ class Curve:
 
     @classmethod
     def fit(cls, num_bytes: Sequence[float], seconds: Sequence[float]) -> Curve:
-        """Make a curve of noisy measurements: sorted by bytes, raised to the running maximum.
+        """Make a curve of noisy measurements: sorted by bytes, lowered to the least at any larger size.
+
+        Noise only ever adds time, so of two sizes out of order the smaller one was disturbed.
 
         >>> Curve.fit([200, 100], [1.0, 1.5]).seconds
-        (1.5, 1.5)
+        (1.0, 1.0)
         """
         pairs = sorted(zip(num_bytes, seconds, strict=True))
-        return cls(tuple(float(b) for b, _ in pairs), tuple(accumulate((float(s) for _, s in pairs), max)))
+        lowered = list(accumulate((float(s) for _, s in reversed(pairs)), min))
+        return cls(tuple(float(b) for b, _ in pairs), tuple(reversed(lowered)))
 
     def at(self, num_bytes: float) -> float:
         """Return the seconds for a number of bytes, of any size."""

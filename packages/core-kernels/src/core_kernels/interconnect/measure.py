@@ -3,14 +3,16 @@
 Repeats are interleaved (every operation and size once a round) and the median is kept, so that a slow moment of the
 machine spoils one repeat of everything instead of all repeats of one thing. A collective costs what its slowest rank
 waits. Sizes grow until one operation would take too large a share of the time budget.
+
+Shapers and some networks let a burst pass at full speed before they slow down, a few milliseconds' worth of their rate.
+So sizes grow at least until an operation takes longer than that, and the largest size is also sent three times in a
+row: what the second and third add is the steady cost, and the curve goes on with that slope.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import platform
-import socket
 import statistics
 import time
 from collections.abc import Callable
@@ -20,11 +22,15 @@ import torch
 
 from core_kernels.comm import Group, Recv, Send
 from core_kernels.interconnect.curve import Curve, Link
+from core_kernels.interconnect.hosts import exchange_partners, hosts_of, shape_of
 from core_kernels.interconnect.model import COLLECTIVES, Interconnect
 
 __all__ = ["machine_facts", "measure_interconnect"]
 
-_SIZES = [2**10, 2**14, 2**17, 2**20, 2**23]
+_SIZES = [2**10, 2**14, 2**17, 2**19, 2**21, 2**23]
+_FIRST_LARGE_BYTES = 2**17
+_LONGER_THAN_A_BURST_SECONDS = 5e-3
+_IN_A_ROW = 3
 _COPY_SIZES = [2**12, 2**17, 2**22, 2**25]
 _ROW_BYTES = 512
 
@@ -40,20 +46,22 @@ def measure_interconnect(group: Group, group_shape: str | None = None, budget_se
     Collective: all ranks of ``group``.
     """
     budget_seconds = max(1.0, budget_seconds)
-    shape = group_shape or _shape_of(group)
-    curves = {shape: _measure_collectives(group, 0.6 * budget_seconds)} if group.size > 1 else {}
+    hosts = hosts_of(group, group_shape)
+    shape = group_shape or shape_of(hosts)
+    measured = _measure_collectives(group, hosts, 0.6 * budget_seconds) if group.size > 1 else {}
     # One rank at a time: ranks that share memory bandwidth would otherwise measure each other.
     found: Any = None
     if group.rank == 0:
         found = _measure_local(group.device, 0.25 * budget_seconds), _measure_rates(0.15 * budget_seconds)
     local, rates = group.broadcast_object(found, tag="calibrate")
+    collectives = {name: curve for name, curve in measured.items() if name in COLLECTIVES}
     return Interconnect(
         name="measured",
         assumption=f"measured on {group.size} rank(s) over {group.backend}, medians of interleaved repeats",
         group_shape=shape,
         machine=group.broadcast_object(machine_facts(group.backend), tag="calibrate"),
-        curves={**curves, "local": local},
-        links=_links_of(shape, curves.get(shape, {})),
+        curves={**({shape: collectives} if collectives else {}), "local": local},
+        links={name: _steady_link(curve) for name, curve in measured.items() if name not in COLLECTIVES},
         rates=rates,
     )
 
@@ -82,24 +90,24 @@ def _processor_name() -> str:
         return platform.processor() or platform.machine()
 
 
-def _shape_of(group: Group) -> str:
-    hosts = group.all_gather_object(socket.gethostname(), tag="calibrate")
-    num_hosts = len(set(hosts))
-    return f"{num_hosts}x{math.ceil(group.size / num_hosts)}"
-
-
-def _measure_collectives(group: Group, budget_seconds: float) -> dict[str, Curve]:
+def _measure_collectives(group: Group, hosts: list[int], budget_seconds: float) -> dict[str, Curve]:
+    """Return a curve of every collective, and of exchanges over ``local`` and ``network`` links where there are any."""
+    inside, across = (exchange_partners(hosts, across=across) for across in (False, True))
+    names = [*COLLECTIVES, *(["local"] if inside else []), *(["network"] if across else [])]
+    partners = {"local": inside, "network": across, "send_recv": across or inside}
     calls: dict[tuple[str, int], Callable[[], Any]] = {}
     spent, share = 0.0, budget_seconds / 60
-    for collective in COLLECTIVES:
+    for name in names:
         for num_bytes in _SIZES:
-            call = _collective_call(group, collective, num_bytes)
-            _slowest(group, call)  # connects and warms up
-            seconds = _slowest(group, call)
-            calls[collective, num_bytes] = call
+            call = _call(group, name, num_bytes, partners.get(name, {}).get(group.rank))
+            seconds = _probe(group, call)
+            calls[name, num_bytes] = call
             spent += seconds
-            if num_bytes >= _SIZES[2] and 8 * seconds > share:  # the next size would take too long
+            is_long = num_bytes >= _FIRST_LARGE_BYTES and seconds > _LONGER_THAN_A_BURST_SECONDS
+            if is_long and 4 * seconds > share:  # the next size would take too long
                 break
+        calls[name, _IN_A_ROW * num_bytes] = lambda call=call: [call() for _ in range(_IN_A_ROW)]
+        spent += _IN_A_ROW * seconds
     repeats = max(3, min(15, int(budget_seconds / max(2 * spent, 1e-3))))
     samples: dict[tuple[str, int], list[float]] = {key: [] for key in calls}
     for _ in range(repeats):
@@ -107,12 +115,18 @@ def _measure_collectives(group: Group, budget_seconds: float) -> dict[str, Curve
             samples[key].append(_slowest(group, call))
     medians = {key: statistics.median(values) for key, values in samples.items()}
     return {
-        collective: Curve.fit(
-            [b for name, b in medians if name == collective],
-            [s for (name, _), s in medians.items() if name == collective],
-        )
-        for collective in COLLECTIVES
+        name: Curve.fit([b for n, b in medians if n == name], [s for (n, _), s in medians.items() if n == name])
+        for name in names
     }
+
+
+def _probe(group: Group, call: Callable[[], Any]) -> float:
+    """Return about what a call takes: connected, warm, and the best of three where it is short."""
+    _slowest(group, call)
+    seconds = _slowest(group, call)
+    if seconds < 10 * _LONGER_THAN_A_BURST_SECONDS:  # the same on all ranks
+        seconds = min(seconds, _slowest(group, call), _slowest(group, call))
+    return seconds
 
 
 def _slowest(group: Group, call: Callable[[], Any]) -> float:
@@ -125,27 +139,32 @@ def _slowest(group: Group, call: Callable[[], Any]) -> float:
     return group.all_reduce(took, "max", tag="calibrate").item()
 
 
-def _collective_call(group: Group, collective: str, num_bytes: int) -> Callable[[], Any]:
-    """Return a call that moves ``num_bytes`` in the sense of :meth:`Interconnect.seconds`."""
-    others, rank, size = group.size - 1, group.rank, group.size
+def _call(group: Group, name: str, num_bytes: int, partner: int | None) -> Callable[[], Any]:
+    """Return a call that moves ``num_bytes`` in the sense of :meth:`Interconnect.seconds`.
+
+    Args:
+        group: The ranks.
+        name: A collective, or ``local`` or ``network`` for an exchange.
+        num_bytes: How much.
+        partner: With whom this rank exchanges, both ways at once; ``None`` for a rank that watches.
+    """
+    others, size = group.size - 1, group.size
     share = max(1, num_bytes // 4 // others)
     whole = torch.zeros(max(1, num_bytes // 4), device=group.device)
-    if collective == "all_reduce":
+    if name == "all_reduce":
         return lambda: group.all_reduce(whole, tag="calibrate", out=whole)
-    if collective == "broadcast":
+    if name == "broadcast":
         return lambda: group.broadcast(whole, tag="calibrate")
-    if collective == "all_gather":
+    if name == "all_gather":
         block = torch.zeros(share, device=group.device)
         return lambda: group.all_gather_v(block, counts=[share] * size, tag="calibrate")
     blocks = torch.zeros(share * size, device=group.device)
     counts = [share] * size
-    if collective == "reduce_scatter":
+    if name == "reduce_scatter":
         return lambda: group.reduce_scatter_v(blocks, counts, tag="calibrate")
-    if collective == "all_to_all":
+    if name == "all_to_all":
         return lambda: group.all_to_all_v(blocks, counts, counts, tag="calibrate")
-    # Neighbours 0-1, 2-3, ... send both ways; an odd last rank watches.
-    partner = rank ^ 1
-    if partner >= size:
+    if partner is None:
         return lambda: None
     incoming = torch.empty_like(whole)
     return lambda: group.send_recv([Send(whole, partner), Recv(incoming, partner)], tag="calibrate")
@@ -215,15 +234,10 @@ def _time_interleaved(
     return {key: statistics.median(values) for key, values in samples.items()}
 
 
-def _links_of(shape: str, curves: dict[str, Curve]) -> dict[str, Link]:
-    """Return the straight line of point-to-point messages, for shapes that were not measured."""
-    curve = curves.get("send_recv")
-    if curve is None:
-        return {}
-    seconds = max(curve.seconds[-1] - curve.seconds[0], 1e-9)
-    rate = (curve.num_bytes[-1] - curve.num_bytes[0]) / seconds
-    # Neighbouring ranks share a host unless every host has one rank.
-    return {"network" if shape.endswith("x1") else "local": Link(curve.seconds[0], rate)}
+def _steady_link(curve: Curve) -> Link:
+    """Return the straight line of exchanges: the latency of the smallest, the rate between the two largest."""
+    seconds = max(curve.seconds[-1] - curve.seconds[-2], 1e-9)
+    return Link(curve.seconds[0], (curve.num_bytes[-1] - curve.num_bytes[-2]) / seconds)
 
 
 def _synchronize(device: torch.device) -> None:

@@ -92,9 +92,14 @@ class ShapedHosts:
         except BaseException:
             self.close()
             raise
-        environment = {"GLOO_SOCKET_IFNAME": "eth0"}
         self._settings = RankSettings(
-            sum(hosts), threads, timeout_seconds, env=environment, faults=faults, namespaces=namespaces
+            sum(hosts),
+            threads,
+            timeout_seconds,
+            env={"GLOO_SOCKET_IFNAME": "eth0"},
+            faults=faults,
+            namespaces=namespaces,
+            hosts=[f"{self._prefix}host{host}" for host in self.host_of_rank],
         )
 
     @property

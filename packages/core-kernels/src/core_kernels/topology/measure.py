@@ -1,9 +1,9 @@
 """Measure the topology between running ranks: latency, bandwidth, and which transfers share a link.
 
 Every ordered pair exchanges a small and two larger messages; the time of the small one is the latency, the slope
-between the larger ones the bandwidth. Then pairs transfer at once, and what they reach together says what they
-share: all transfers out of a rank, all into a rank, and all across from one set of ranks to the rest. A capacity
-clearly below the sum of its members becomes a :class:`ContentionGroup`.
+between the larger ones, both above what a shaped link lets pass in a burst, the bandwidth. Then pairs transfer at once,
+and what they reach together says what they share: all transfers out of a rank, all into a rank, and all across from
+one set of ranks to the rest. A capacity clearly below the sum of its members becomes a :class:`ContentionGroup`.
 
 Ranks whose mutual bandwidth is clearly above that to the others form a host.
 """
@@ -50,10 +50,10 @@ def measure_topology(group: Group, large_bytes: int = 1 << 20, repeats: int = 3)
         for b in range(size):
             if a != b:
                 small = _one_way(group, [(a, b)], _SMALL_BYTES, repeats)
-                half = _one_way(group, [(a, b)], large_bytes // 4, repeats)
+                half = _one_way(group, [(a, b)], large_bytes // 2, repeats)
                 whole = _one_way(group, [(a, b)], large_bytes, repeats)
                 latency[a, b] = small
-                rate[a, b] = 0.75 * large_bytes / max(whole - half, 1e-9) if whole > half else large_bytes / whole
+                rate[a, b] = 0.5 * large_bytes / max(whole - half, 1e-9) if whole > half else large_bytes / whole
     hosts = hosts_by_bandwidth(np.minimum(rate, rate.T))
     links, place = [], {}
     for a in range(size):

@@ -6,7 +6,9 @@ one, heads, and which widths are equal matter; the widths themselves do not) and
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pickle
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -202,8 +204,37 @@ class VertexProgram:
         node = self.traced.nodes[number]
         return node.kind, node.relation if node.kind == "E" else "", rank_of(self.traced, number, ranks)
 
+    def __copy__(self) -> VertexProgram:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> VertexProgram:
+        # A program never changes once traced, so copies of a model share it, as they share functions.
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., VertexProgram], tuple]:
+        module, name = self._function.__module__, self._function.__qualname__
+        if _undecorated(module, name) is not self._function:
+            raise pickle.PicklingError(
+                f"vertex program {name!r} is not found as {module}.{name}; expected a function at the top of a module, "
+                "which another process can import; move it there"
+            )
+        return _rebuild, (module, name, self._constants)
+
     def __repr__(self) -> str:
         return f"<vertex program {self.name}>\n{self.traced}"
+
+
+def _undecorated(module: str, name: str) -> Callable[..., Any] | None:
+    """Return the function behind ``module.name``, which may be bound to the program made of it."""
+    found = getattr(importlib.import_module(module), name, None)
+    return found._function if isinstance(found, VertexProgram) else found
+
+
+def _rebuild(module: str, name: str, constants: dict[str, Any]) -> VertexProgram:
+    found = getattr(importlib.import_module(module), name)
+    if isinstance(found, VertexProgram):
+        return found if found._constants == constants else found.bind(**constants)
+    return VertexProgram(found, constants)
 
 
 def _with_all_inputs(typed: ir.Program, keys: tuple, shapes: list[ir.Shape], wanted: tuple[int, ...]) -> str:
