@@ -8,7 +8,7 @@ graph. PyG and torch_sparse are recognised by what their objects can do, so neit
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ __all__ = [
     "Slot",
     "TracedGraph",
     "fill",
+    "slots_in",
     "take_apart",
     "takes_graph",
 ]
@@ -183,6 +184,17 @@ def fill(
         return item
 
     return walk(skeleton)
+
+
+def slots_in(skeleton: Any) -> Iterator[Slot]:
+    """Yield the slots of a skeleton."""
+    if isinstance(skeleton, Slot):
+        yield skeleton
+    elif isinstance(skeleton, _Object):
+        yield from slots_in(skeleton.tensors)
+    elif isinstance(skeleton, (dict, list, tuple)):
+        for part in skeleton.values() if isinstance(skeleton, dict) else skeleton:
+            yield from slots_in(part)
 
 
 def takes_graph(skeleton: Any) -> bool:

@@ -173,7 +173,7 @@ class StageRunner:
             call,
             row_dims,
             result,
-            self._structure.count_of(value.type.space),
+            self._structure.count_of(value.type.rows),
             depends_on_position(self._program, value),
             positions_of_one_column(self._program, value),
         )
@@ -195,8 +195,8 @@ class StageRunner:
         gather = gather_of(self._program, self._program[step.name])
         slot, dim = step.inputs[gather.source], gather.dim
         if step.at_range:
-            return lambda slots, block: slots[slot].index_select(dim, block.edges[step.edge_set].rows_of_edges())
-        key = (step.edge_set, step.index)
+            return lambda slots, block: slots[slot].index_select(dim, block.edges[step.edges].rows_of_edges())
+        key = (step.edges, step.index)
         return lambda slots, block: slots[slot].index_select(dim, block.local[key])
 
     def _reduce(self, step: Step) -> Action:
@@ -208,7 +208,7 @@ class StageRunner:
 
         def run(slots: Slots, block: Block) -> Tensor:
             into = slots[base].clone() if keep_base else slots[base]
-            return combine(into, slots[source], block.edges[step.edge_set].rows_of_edges(), reduction.include_self)
+            return combine(into, slots[source], block.edges[step.edges].rows_of_edges(), reduction.include_self)
 
         return run
 
@@ -235,7 +235,7 @@ class StageRunner:
         """Return a function that puts tensors and the block's sizes into the operator's arguments."""
         numbers = _number_arguments(value)
         constants = {n: self._structure[n] for n in step.inputs if step.inputs[n] == n}
-        space = value.type.space
+        space = value.type.rows
 
         def filler(tree: Any, is_number: bool) -> Callable[[Slots, int], Any]:
             if isinstance(tree, Ref):

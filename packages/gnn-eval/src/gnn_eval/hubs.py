@@ -61,14 +61,14 @@ def _reduce_in_parts(
     combine = plain.combiner(step)
     result = slots[step.inputs[reduction.base]].clone()
     include_self = reduction.include_self
-    for start in range(0, block.edges[step.edge_set].num_edges, part_edges):
-        stop = min(start + part_edges, block.edges[step.edge_set].num_edges)
-        part = builder.part(block, step.edge_set, start, stop)
+    for start in range(0, block.edges[step.edges].num_edges, part_edges):
+        stop = min(start + part_edges, block.edges[step.edges].num_edges)
+        part = builder.part(block, step.edges, start, stop)
         local = dict(slots)
         plain.run_steps(wanted, local, part)
         rows = local[step.inputs[reduction.source]]
         with torch.inference_mode():
-            result = combine(result, rows, part.edges[step.edge_set].rows_of_edges(), include_self)
+            result = combine(result, rows, part.edges[step.edges].rows_of_edges(), include_self)
         include_self = True
     return result
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from gnn_eval.adjacency import AdjacencyForm, adjacencies_in, is_adjacency, weights_of
-from gnn_eval.containers import Path, Slot, fill, take_apart
+from gnn_eval.containers import Path, Slot, fill, slots_in, take_apart
 from gnn_eval.errors import EvaluationArgumentError
 from gnn_eval.program import Role
 from gnn_eval.roles import infer_roles
@@ -55,14 +55,7 @@ class ModelCall:
 
     def forms(self) -> list[AdjacencyForm]:
         """Return what each sparse adjacency of the caller was."""
-        found: list[AdjacencyForm] = []
-
-        def note(slot: Slot, _: Any) -> None:
-            if slot.form is not None:
-                found.append(slot.form)
-
-        fill(self.skeleton, list(self.tensors), lambda _: 0, note)
-        return found
+        return [slot.form for slot in slots_in(self.skeleton) if slot.form is not None]
 
     def as_given(self) -> tuple[tuple, dict[str, Any]]:
         """Return ``(args, kwargs)`` with sparse adjacencies in the form in which the caller passed them."""

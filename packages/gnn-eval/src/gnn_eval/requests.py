@@ -34,7 +34,9 @@ def as_node_ids(nodes: Any, num_nodes: int, node_type: str) -> Tensor:
             )
         return ids.nonzero().flatten()
     if ids.numel() and (ids.is_floating_point() or ids.is_complex()):
-        raise EvaluationArgumentError(f"nodes has dtype {ids.dtype}; expected integers or a mask; call .long() on the ids")
+        raise EvaluationArgumentError(
+            f"nodes has dtype {ids.dtype}; expected integers or a mask; call .long() on the ids"
+        )
     ids = ids.flatten().to(torch.int64)
     if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= num_nodes):
         bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
@@ -62,7 +64,7 @@ def rows_to_compute(
     """
     needed: dict[str, np.ndarray | None] = {}
     for name, ids in asked.items():
-        mask = _mask(counts[program[name].type.space], ids)
+        mask = _mask(counts[program[name].type.rows], ids)
         needed[name] = _either(needed[name], mask) if name in needed else mask
     rows: list[Tensor | None] = [None] * len(stages)
     for place in range(len(stages) - 1, -1, -1):

@@ -107,7 +107,7 @@ class RowExactProduct:
         target = max(int(rank.max()) + 1, _FEW_ROWS // _GROUP) * _GROUP
         result = self._pick(self._call(self._placed(tensors, places, target), target), places)
         if self._tail_rows and self._result is not None:
-            self._redo_tail(tensors, ids, result)
+            self._redo_tail(tensors, ids, result, *self._result)
         return result
 
     def _aligned(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -138,14 +138,13 @@ class RowExactProduct:
             return _PickedLater(result, places)
         return _rows_at(result, *self._result, places)
 
-    def _redo_tail(self, tensors: dict[str, Tensor], ids: Tensor, result: Tensor) -> None:
+    def _redo_tail(self, tensors: dict[str, Tensor], ids: Tensor, result: Tensor, dim: int, factor: int) -> None:
         """Compute rows at the end of the full matrix as the end of a short matrix with the same remainder."""
         here = (ids >= self._num_rows - self._tail_rows).nonzero().flatten()
         if here.numel() == 0:
             return
         short = min(self._num_rows, _FEW_ROWS + self._num_rows % _GROUP)
         places = ids[here] - self._num_rows + short
-        dim, factor = self._result
         chosen = {
             slot: tensors[slot].index_select(row_dim, _spread(here, per_row))
             for slot, (row_dim, per_row) in self._row_dims.items()

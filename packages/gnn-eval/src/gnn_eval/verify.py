@@ -249,8 +249,8 @@ def full_forward(model: nn.Module, call: ModelCall) -> list[Tensor]:
             return flat(*call.tensors)
     except Exception as error:
         raise EvaluationArgumentError(
-            f"{type(model).__name__} fails on a subgraph of {call.counts()}: {error}; expected a model that runs on these "
-            "inputs and on graphs of any size; check the shapes of the inputs against the model's layers"
+            f"{type(model).__name__} fails on a subgraph of {call.counts()}: {error}; expected a model that runs "
+            "on these inputs and on graphs of any size; check the shapes of the inputs against the model's layers"
         ) from error
 
 

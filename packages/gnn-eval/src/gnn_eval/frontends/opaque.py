@@ -221,6 +221,8 @@ def _try_small(
         place = by_rows.get(tensor.size(0)) if place is None else place
         destination = next((r[2] for r in roles if r[0] == "relation"), None)
         place = destination if place is None or takes_graph else place
+        if place is None:
+            raise UnsupportedModelError("conv", "its result belongs to no node rows", "pass it an edge_index", path)
         outputs.append((place, tuple(tensor.shape[1:])))
     if not outputs:
         raise UnsupportedModelError("conv", "it returns no tensor", "return node rows", path)
