@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from gnn_parallel._version import __version__
 from gnn_parallel.adapters import register_adapter, split_layer
+from gnn_parallel.checkpoint import load_checkpoint, save_checkpoint
 from gnn_parallel.dropout import keyed_dropout
 from gnn_parallel.engine import Batch, Engine
 from gnn_parallel.errors import GnnParallelError, InputError, PlanMismatchError, UnsupportedLayerError
@@ -22,8 +23,8 @@ from gnn_parallel.linear_split import LinearSplit
 from gnn_parallel.models import SampledGNN, make_model
 from gnn_parallel.plan import Candidate, Plan
 from gnn_parallel.planner import choose_strategy as plan
-from gnn_parallel.race import race_strategies
 from gnn_parallel.softmax_split import SoftmaxSplit
+from gnn_parallel.trial import try_strategies
 from gnn_parallel.verify import verify_strategies
 from gnn_parallel.vertex_split import VertexSplit
 
@@ -45,10 +46,12 @@ __all__ = [
     "WholeLayer",
     "__version__",
     "keyed_dropout",
+    "load_checkpoint",
     "make_model",
     "plan",
-    "race_strategies",
     "register_adapter",
+    "save_checkpoint",
     "split_layer",
+    "try_strategies",
     "verify_strategies",
 ]

@@ -53,8 +53,9 @@ def split_layer(layer: nn.Module, graph: Graph) -> SplitLayer:
     Raises:
         UnsupportedLayerError: No adapter is known for the layer.
     """
-    if hasattr(layer, "split_layer"):
-        return layer.split_layer(graph)
+    own: Any = getattr(layer, "split_layer", None)
+    if own is not None:
+        return own(graph)
     adapter = _find_adapter(type(layer))
     if adapter is None:
         raise UnsupportedLayerError(
@@ -120,7 +121,7 @@ def _in_width(layer: Any) -> int:
 
 
 def _split_sage(layer: Any, graph: Graph) -> SplitLayer:
-    algebra = {"mean": "mean", "sum": "sum", "add": "sum", "max": "max"}.get(layer.aggr)
+    algebra: Any = {"mean": "mean", "sum": "sum", "add": "sum", "max": "max"}.get(layer.aggr)
     out_width = layer.out_channels
     if algebra is None or getattr(layer, "project", False):
         reason = "it projects neighbours through a nonlinearity" if algebra else f"aggr={layer.aggr!r} has no merge"
@@ -161,7 +162,7 @@ def _require_two_way(graph: Graph) -> None:
 
 
 def _split_gin(layer: Any, graph: Graph) -> SplitLayer:
-    inner = list(layer.nn) if isinstance(layer.nn, nn.Sequential) else [layer.nn]
+    inner: list[Any] = list(layer.nn) if isinstance(layer.nn, nn.Sequential) else [layer.nn]
     first, rest = inner[0], inner[1:]
     if not isinstance(first, nn.Linear):
         reason = "its nn does not begin with a torch.nn.Linear"
@@ -174,7 +175,8 @@ def _split_gin(layer: Any, graph: Graph) -> SplitLayer:
         return rows
 
     widths = [module.out_features for module in inner if isinstance(module, nn.Linear)]
-    return LinearSplit("sum", first.weight, first.weight, finish, lambda: 1 + layer.eps, widths[-1])
+    weight: Any = first.weight
+    return LinearSplit("sum", weight, weight, finish, lambda: 1 + layer.eps, widths[-1])
 
 
 def _split_gat(layer: Any, graph: Graph) -> SplitLayer:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from core_kernels import Graph
 
-__all__ = ["choose_cached", "expected_visits"]
+__all__ = ["choose_cached", "expected_reads", "expected_visits"]
 
 
 def expected_visits(graph: Graph, weight: Tensor, fanouts: tuple[int, ...]) -> Tensor:
@@ -63,13 +63,19 @@ def choose_cached(
     """
     if num_rows == 0:
         return torch.empty(0, dtype=torch.int64)
+    hotness = expected_reads(graph, owner, rank, seeds, fanouts, strategy)
+    hotness[owner == rank] = -1.0
+    hottest = torch.topk(hotness, min(num_rows, graph.num_nodes))
+    return hottest.indices[hottest.values > 0]
+
+
+def expected_reads(
+    graph: Graph, owner: Tensor, rank: int, seeds: Tensor, fanouts: tuple[int, ...], strategy: str
+) -> Tensor:
+    """Return how often a rank is expected to read each row, float64 ``[num_nodes]``, up to a factor."""
     weight = torch.zeros(graph.num_nodes, dtype=torch.float64)
     weight[seeds] = 1.0
     if strategy == "dnp":
         destinations = expected_visits(graph, weight, fanouts[:-1])
-        hotness = expected_visits(graph, torch.where(owner == rank, destinations, 0.0), fanouts[-1:])
-    else:
-        hotness = expected_visits(graph, torch.where(owner == rank, weight, 0.0), fanouts)
-    hotness[owner == rank] = -1.0
-    hottest = torch.topk(hotness, min(num_rows, graph.num_nodes))
-    return hottest.indices[hottest.values > 0]
+        return expected_visits(graph, torch.where(owner == rank, destinations, 0.0), fanouts[-1:])
+    return expected_visits(graph, torch.where(owner == rank, weight, 0.0), fanouts)

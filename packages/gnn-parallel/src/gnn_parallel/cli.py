@@ -5,24 +5,23 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from core_kernels import PartitionBook, launch, partition_graph
 from core_kernels.comm import Group
-from core_kernels.console import CheckFailedError, CommandLine, format_bytes, format_seconds, progress, say, table
-from core_kernels.datasets import GraphData
+from core_kernels.console import CheckFailedError, CommandLine, format_bytes, format_seconds, say, table
 from gnn_parallel._version import __version__
+from gnn_parallel.arguments import parse_fanouts
 from gnn_parallel.bench import bench_on_rank
 from gnn_parallel.clock import TERMS
 from gnn_parallel.errors import GnnParallelError, input_error
+from gnn_parallel.jobs import LabelledGraph, TrainJob, load_dataset, make_plan
 from gnn_parallel.models import MODELS
 from gnn_parallel.plan import Plan
-from gnn_parallel.planner import parse_fanouts
 from gnn_parallel.plots import plot_training
 from gnn_parallel.strategies import STRATEGIES
-from gnn_parallel.training import TrainJob, load_dataset, make_plan, train_on_rank
+from gnn_parallel.training import train_on_rank
 from gnn_parallel.verify import TOLERANCES, Difference, verify_strategies
 
 __all__ = ["main"]
@@ -40,9 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         __version__,
         (GnnParallelError, launch.RankFailedError),
     )
-    partition = cli.command(
-        "partition", _partition, "split a graph over ranks", "gnn-parallel partition --ranks 4 --out parts"
-    )
+    example = "gnn-parallel partition --ranks 4 --out parts"
+    partition = cli.command("partition", _partition, "split a graph over ranks", example)
     _add_data(partition)
     partition.add_argument("--out", required=True, metavar="DIR", help="folder to write the partition to")
 
@@ -54,39 +52,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     explain = cli.command("explain", _explain, "explain a saved plan", "gnn-parallel explain plan.json")
     explain.add_argument("plan", metavar="FILE", help="a plan saved by gnn-parallel plan --out")
 
-    train = cli.command(
-        "train",
-        _train,
-        "plan and train",
-        """gnn-parallel train --dataset movielens --ranks 2 --model sage --hidden 64 --fanouts 10,10 --epochs 5
-        torchrun --nproc-per-node 2 -m gnn_parallel.cli train --dataset movielens""",
-    )
+    example = """gnn-parallel train --dataset movielens --ranks 2 --model sage --hidden 64 --fanouts 10,10 --epochs 5
+        torchrun --nproc-per-node 2 -m gnn_parallel.cli train --dataset movielens"""
+    train = cli.command("train", _train, "plan and train", example)
     _add_data(train)
     _add_model(train)
-    train.add_argument("--epochs", type=int, default=5, help="passes over the training nodes")
-    train.add_argument("--learning-rate", type=float, default=0.003, help="of Adam")
-    train.add_argument("--race", type=int, default=0, metavar="STEPS", help="measure close strategies before choosing")
-    train.add_argument("--timeout", type=float, default=60.0, help="longest wait for another rank, seconds")
-    train.add_argument("--plot", metavar="FILE.png", help="plot loss, accuracy and time by term")
+    _add_training(train)
 
-    verify = cli.command(
-        "verify",
-        _verify,
-        "compare every strategy with one process",
-        "gnn-parallel verify --dataset movielens --ranks 3",
-    )
+    example = "gnn-parallel verify --dataset movielens --ranks 3"
+    verify = cli.command("verify", _verify, "compare every strategy with one process", example)
     _add_data(verify)
     _add_model(verify)
     verify.add_argument("--steps", type=int, default=2, help="training steps to compare")
 
-    bench = cli.command("bench", _bench, "time every strategy", "gnn-parallel bench --dataset movielens --ranks 2")
+    example = """gnn-parallel bench --dataset movielens --ranks 2
+        gnn-parallel bench --grid --link 100 --cells cells.jsonl"""
+    bench = cli.command("bench", _bench, "time every strategy", example)
     _add_data(bench)
     _add_model(bench)
     bench.add_argument("--steps", type=int, default=10, help="steps per strategy and round")
     bench.add_argument("--rounds", type=int, default=3, help="rounds, strategies interleaved")
-    bench.add_argument(
-        "--grid", action="store_true", help="regret over a grid of cells on four shaped hosts (root; ignores the job)"
-    )
+    bench.add_argument("--grid", action="store_true", help="regret over cells on four shaped hosts (root)")
+    bench.add_argument("--link", type=int, metavar="MBIT", help="with --grid: only cells of this link, 1000 or 100")
+    bench.add_argument("--cells", metavar="FILE", help="with --grid: file of finished cells; a later run goes on there")
     return cli.run(argv)
 
 
@@ -96,6 +84,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", default="metis", choices=("metis", "random"), help="how nodes are split")
     parser.add_argument("--seed", type=int, default=0, help="seed of partition, weights, batches and sampling")
     parser.add_argument("--partition", metavar="DIR", help="a partition saved by gnn-parallel partition")
+    parser.add_argument("--task", default="nodes", help="nodes (classification) or links (prediction)")
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -108,10 +97,28 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch-size", type=int, default=512, help="seeds per step, over all ranks")
     parser.add_argument("--strategy", default="auto", help=f"auto or one of {', '.join(STRATEGIES)}")
-    parser.add_argument("--placement", default="replicated", help="replicated or sharded features")
-    parser.add_argument("--cache", default="0", help="copies of other ranks' rows when sharded: rows, 10%% or 4GB")
+    parser.add_argument("--hosts", type=int, help="hosts that work data-parallel; chosen when left out")
+    parser.add_argument("--placement", default="replicated", help="replicated, sharded or disk features")
+    parser.add_argument("--cache", default="0", help="rows kept of other ranks or of the disk: rows, 10%% or 4GB")
+    parser.add_argument("--reuse", action="store_true", help="keep sharded rows of a batch for the next")
+    parser.add_argument("--clusters", type=int, default=0, help="let batches follow the order of so many clusters")
+    parser.add_argument("--mixed", action="store_true", help="compute and send activations in bfloat16")
+    parser.add_argument("--trials", type=int, default=3, metavar="STEPS", help="steps of close strategies to try")
     parser.add_argument("--dtype", default="float32", choices=("float32", "float64"), help="of features and weights")
     parser.add_argument("--interconnect", default="", metavar="FILE", help="written by core-kernels calibrate")
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--epochs", type=int, default=5, help="passes over the training nodes")
+    parser.add_argument("--learning-rate", type=float, default=0.003, help="of Adam")
+    parser.add_argument("--clip", type=float, default=0.0, help="largest norm of the gradients; 0 for any")
+    parser.add_argument("--validation", default="full", choices=("full", "sampled"), help="neighbourhoods")
+    parser.add_argument("--replan-every", type=int, default=0, metavar="EPOCHS", help="plan again now and then")
+    parser.add_argument("--save", default="", metavar="FILE", help="checkpoint to write at the end")
+    parser.add_argument("--resume", default="", metavar="FILE", help="checkpoint to go on from, of any strategy")
+    parser.add_argument("--log", default="", metavar="FILE.jsonl", help="append one line per epoch")
+    parser.add_argument("--timeout", type=float, default=60.0, help="longest wait for another rank, seconds")
+    parser.add_argument("--plot", metavar="FILE.png", help="plot loss, accuracy and time by term")
 
 
 def _job(args: argparse.Namespace) -> TrainJob:
@@ -133,12 +140,23 @@ def _job(args: argparse.Namespace) -> TrainJob:
         cache=args.cache,
         dtype=args.dtype,
         interconnect=args.interconnect,
-        race=getattr(args, "race", 0),
+        task=args.task,
+        reuse=args.reuse,
+        num_clusters=args.clusters,
+        num_hosts=args.hosts,
+        is_mixed=args.mixed,
+        num_trials=args.trials,
+        clip=getattr(args, "clip", 0.0),
+        validation=getattr(args, "validation", "full"),
+        replan_every=getattr(args, "replan_every", 0),
+        log=getattr(args, "log", ""),
+        save=getattr(args, "save", ""),
+        resume=getattr(args, "resume", ""),
         is_shown=args.json != "-",
     )
 
 
-def _read_partition(args: argparse.Namespace, data: GraphData, ranks: int) -> PartitionBook:
+def _read_partition(args: argparse.Namespace, data: LabelledGraph, ranks: int) -> PartitionBook:
     if not 1 <= ranks <= data.graph.num_nodes:
         raise input_error("ranks", ranks, f"1 to {data.graph.num_nodes}, the number of nodes", "pass --ranks 2")
     if args.partition:
@@ -169,7 +187,7 @@ def _partition(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _plan(args: argparse.Namespace) -> dict[str, Any]:
-    job, data = _job(args), load_dataset(args.dataset, args.dtype)
+    job, data = _job(args), load_dataset(args.dataset, args.dtype, args.task)
     partition = _read_partition(args, data, args.ranks)
     plan = Plan.from_json(launch.run_ranks(_plan_on_rank, args.ranks, job, partition)[0])
     say(plan.explain())
@@ -180,7 +198,7 @@ def _plan(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _plan_on_rank(group: Group, job: TrainJob, partition: PartitionBook) -> str:
-    return make_plan(job, load_dataset(job.dataset, job.dtype), partition, group).to_json()
+    return make_plan(job, job.load(), partition, group).to_json()
 
 
 def _explain(args: argparse.Namespace) -> dict[str, Any]:
@@ -190,7 +208,7 @@ def _explain(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _train(args: argparse.Namespace) -> dict[str, Any]:
-    job, data = _job(args), load_dataset(args.dataset, args.dtype)
+    job, data = _job(args), load_dataset(args.dataset, args.dtype, args.task)
     job.make_model(data)  # complains here rather than on every rank
     if args.epochs < 1:
         raise input_error("epochs", args.epochs, "at least 1", "pass --epochs 5")
@@ -211,7 +229,7 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _verify(args: argparse.Namespace) -> dict[str, Any]:
-    job, data = replace(_job(args), dropout=args.dropout), load_dataset(args.dataset, args.dtype)
+    job, data = _job(args), load_dataset(args.dataset, args.dtype, args.task)
     job.make_model(data)
     partition = _read_partition(args, data, _num_ranks(args))
     found = _on_ranks(args, _verify_on_rank, job, partition, args.steps)[0]
@@ -240,7 +258,7 @@ def _verify(args: argparse.Namespace) -> dict[str, Any]:
 def _verify_on_rank(
     group: Group, job: TrainJob, partition: PartitionBook, num_steps: int
 ) -> dict[str, Difference | str]:
-    data = load_dataset(job.dataset, job.dtype)
+    data = job.load()
     return verify_strategies(
         group,
         data.graph,
@@ -248,7 +266,7 @@ def _verify_on_rank(
         data.features,
         data.labels,
         partition,
-        data.train_mask.nonzero().view(-1),
+        data.train_ids,
         job.fanouts,
         job.batch_size,
         num_steps,
@@ -258,8 +276,10 @@ def _verify_on_rank(
 
 def _bench(args: argparse.Namespace) -> dict[str, Any]:
     if args.grid:
-        return _bench_grid()
-    job, data = _job(args), load_dataset(args.dataset, args.dtype)
+        from gnn_parallel.grid import show_grid
+
+        return show_grid(args.link, args.cells)
+    job, data = _job(args), load_dataset(args.dataset, args.dtype, args.task)
     partition = _read_partition(args, data, _num_ranks(args))
     result = _on_ranks(args, bench_on_rank, job, partition, args.steps, args.rounds)[0]
     rows = [
@@ -274,38 +294,6 @@ def _bench(args: argparse.Namespace) -> dict[str, Any]:
     table(f"{job.model} on {job.dataset}, {args.ranks} ranks", ("strategy", "predicted", "measured", "bytes"), rows)
     say(f"chosen {result['chosen']}, fastest {result['fastest']}, regret {result['regret']:.2f}")
     return result
-
-
-def _bench_grid() -> dict[str, Any]:
-    from gnn_parallel.grid import Grid, run_grid, summarize
-
-    cells = []
-    axes = ("link_mbit", "partition", "cache", "hidden")
-    with progress("cells", Grid().num_cells) as advance:
-        for cell in run_grid(Grid()):
-            cells.append(cell)
-            advance(note=f"regret {cell['regret']:.2f}")
-    rows = [
-        (
-            " ".join(str(cell[axis]) for axis in axes),
-            cell["chosen"],
-            cell["raced"],
-            cell["fastest"],
-            *(f"{cell[kind]:.2f}" for kind in ("regret", "raced_regret", "gdp_ratio")),
-            f"{cell['median_prediction_error']:.0%}",
-        )
-        for cell in cells
-    ]
-    columns = (" ".join(axes), "chosen", "raced", "fastest", "regret", "raced regret", "always gdp", "error")
-    table("time over time of the fastest strategy, four hosts", columns, rows)
-    summary = summarize(cells)
-    say(
-        f"regret mean {summary['mean_regret']:.3f} worst {summary['worst_regret']:.2f}; "
-        f"with a race {summary['mean_raced_regret']:.3f} and {summary['worst_raced_regret']:.2f}; "
-        f"always gdp {summary['mean_gdp_regret']:.2f} and {summary['worst_gdp_regret']:.2f}; "
-        f"median prediction error {summary['median_prediction_error']:.0%}"
-    )
-    return {"cells": cells, "summary": summary}
 
 
 if __name__ == "__main__":

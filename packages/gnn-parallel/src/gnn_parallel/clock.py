@@ -45,5 +45,6 @@ class TermClock:
 
     def take(self) -> dict[str, float]:
         """Return the seconds per term since the last call and start again from zero."""
-        taken, self.seconds = self.seconds, dict.fromkeys(TERMS, 0.0)
+        taken = self.seconds
+        self.seconds = dict.fromkeys(TERMS, 0.0)
         return taken

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from core_kernels import Graph, PartitionBook
+from core_kernels import Graph, PartitionBook, partition_graph
 from gnn_parallel.errors import input_error
+from gnn_parallel.loader import BatchSchedule, PairSchedule, Schedule
 
 __all__ = ["TrainingData"]
 
@@ -24,16 +27,17 @@ class TrainingData:
 
     Args:
         graph: Square graph.
-        features: ``[num_nodes, width]``, a floating matrix in host memory or a memory map.
+        source: ``[num_nodes, width]``, a floating matrix in host memory or a memory map, or the path of one as
+            ``.npy``, which is then mapped.
         partition: Owner of each node; it has one part per rank.
-        seeds: int64 ids of the nodes trained on; ``None`` for all.
+        seeds: int64 ids of the nodes trained on, or ``[2, num_pairs]`` for link prediction; ``None`` for all nodes.
 
     Raises:
         InputError: The three do not belong together.
     """
 
     graph: Graph
-    features: Tensor
+    source: Tensor | Path
     partition: PartitionBook
     seeds: Tensor | None = None
 
@@ -53,17 +57,62 @@ class TrainingData:
         if self.partition.num_nodes != num_nodes:
             expected = f"a partition of {num_nodes} nodes"
             raise input_error("partition", f"{self.partition.num_nodes} nodes", expected, "partition this graph")
+        if self.seeds is not None and self.seeds.numel():
+            lowest, highest = int(self.seeds.min()), int(self.seeds.max())
+            if lowest < 0 or highest >= num_nodes:
+                wrong = lowest if lowest < 0 else highest
+                raise input_error("seeds", wrong, f"node ids in [0, {num_nodes})", "pass ids of this graph")
+
+    @functools.cached_property
+    def features(self) -> Tensor:
+        """The feature matrix, in memory or mapped."""
+        if isinstance(self.source, Tensor):
+            return self.source
+        # Copy-on-write, since torch wants memory it may write to; nothing ever is.
+        return torch.from_numpy(np.load(self.source, mmap_mode="c"))
 
     @functools.cached_property
     def train_ids(self) -> Tensor:
-        """Nodes trained on, int64."""
-        return torch.arange(self.graph.num_nodes) if self.seeds is None else self.seeds
+        """Nodes trained on, int64, distinct."""
+        if self.seeds is None:
+            return torch.arange(self.graph.num_nodes)
+        return self.seeds if self.seeds.dim() == 1 else self.seeds.unique()
 
     @functools.cached_property
     def owner(self) -> Tensor:
-        """Rank that owns each node, int64 ``[num_nodes]``."""
-        owner = torch.empty(self.graph.num_nodes, dtype=torch.int64)
-        owner[self.partition.perm] = torch.repeat_interleave(
-            torch.arange(self.partition.num_parts), self.partition.sizes
-        )
-        return owner
+        """Part that owns each node, int64 ``[num_nodes]``."""
+        return _labels(self.partition)
+
+    def owner_in_host(self, num_hosts: int) -> Tensor:
+        """Return which rank of its host owns each node when every host holds all of them.
+
+        Each rank of a host owns ``num_hosts`` neighbouring parts.
+        """
+        return self.owner if num_hosts == 1 else self.owner // num_hosts
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019 - lives as long as the data, which is what is wanted
+    def clusters(self, num_clusters: int, seed: int) -> Tensor:
+        """Return the cluster of each node, the same on every rank."""
+        return _labels(partition_graph(self.graph, num_clusters, "metis", seed=seed))
+
+    def schedule(
+        self,
+        items: Tensor,
+        batch_size: int,
+        seed: int,
+        *,
+        shuffle: bool = True,
+        num_clusters: int = 0,
+        num_negatives: int = 1,
+    ) -> Schedule:
+        """Return the batches of some seeds or pairs."""
+        if items.dim() == 2:
+            return PairSchedule(items, batch_size, seed, shuffle, self.graph.num_nodes, num_negatives)
+        clusters = self.clusters(num_clusters, seed) if num_clusters and shuffle else None
+        return BatchSchedule(items, batch_size, seed, shuffle, clusters)
+
+
+def _labels(partition: PartitionBook) -> Tensor:
+    labels = torch.empty(partition.num_nodes, dtype=torch.int64)
+    labels[partition.perm] = torch.repeat_interleave(torch.arange(partition.num_parts), partition.sizes)
+    return labels

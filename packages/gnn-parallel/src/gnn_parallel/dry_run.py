@@ -1,38 +1,45 @@
 """Counts a few steps and turns the counts into what every strategy costs per epoch.
 
 Steps are sampled until the 95 % confidence interval of the difference between the two cheapest strategies excludes
-zero, or enough have been seen. With several ranks, each counts other steps.
+zero, until enough have been seen, or until counting has taken its share of an epoch, whichever comes first. With
+several ranks, each counts other steps.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+import time
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from core_kernels.comm import Group
-from gnn_parallel.cache import choose_cached
+from core_kernels.store import place_by_hotness
+from gnn_parallel.cache import choose_cached, expected_reads
 from gnn_parallel.clock import TERMS
-from gnn_parallel.cost_model import LayerShape, Price, Rates, StepSeconds, estimate_step_seconds, sent_bytes
-from gnn_parallel.counts import StepCounts, count_step
+from gnn_parallel.cost_model import Prices, Rates, StepSeconds, estimate_step_seconds
+from gnn_parallel.counts import StepCounter, StepCounts
 from gnn_parallel.data import TrainingData
 from gnn_parallel.layers import SplitLayer
-from gnn_parallel.loader import BatchSchedule, share_seeds
+from gnn_parallel.loader import Schedule, Share
 from gnn_parallel.plan import Candidate
 from gnn_parallel.strategies import STRATEGIES
+from gnn_parallel.traffic import LayerShape, sent_bytes
 
-__all__ = ["DryRun"]
+__all__ = ["BUDGET_SHARE", "DryRun", "Layout", "Workload"]
+
+BUDGET_SHARE = 0.05
+"""Most that counting may take, as a share of the best predicted epoch; one round is counted in any case."""
 
 _MIN_STEPS, _MAX_STEPS = 3, 16
 _T_95 = {2: 12.7, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}
 """Two-sided 95 % points of Student's t by number of samples; beyond the table 2.2 and 2.0."""
 
 
-@dataclass
-class DryRun:
-    """Counts steps and turns them into candidates.
+@dataclass(frozen=True)
+class Workload:
+    """What is trained, measured once for all layouts.
 
     Attributes:
         data: Graph, features and partition.
@@ -42,9 +49,8 @@ class DryRun:
         seed: Seed of the sampler.
         schedule: The batches.
         rates: Measured rates.
-        price: Prices of collectives.
-        cached_rows: Copies of other ranks' rows per rank.
-        group: The ranks that share the counting, or ``None``.
+        cached_rows: Copies of other ranks' rows per rank, or rows in host memory over a disk.
+        reuse: Whether rows of a batch are kept for the next.
     """
 
     data: TrainingData
@@ -52,132 +58,229 @@ class DryRun:
     shape: LayerShape
     fanouts: tuple[int, ...]
     seed: int
-    schedule: BatchSchedule
+    schedule: Schedule
     rates: Rates
-    price: Price
     cached_rows: int
-    group: Group | None
+    reuse: bool
 
-    def __post_init__(self) -> None:
+    def obstacles(self) -> dict[str, str]:
+        """Return why strategies cannot run here, by name."""
+        found = dict(self.layer.obstacles())
+        if self.shape.placement == "disk":
+            for name, why in (("nfp", "holds columns of all rows"), ("snp", "reads rows for other ranks")):
+                found.setdefault(name, f'{why}, which placement="disk" does not offer')
+        return found
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many ranks work, and on how many hosts data-parallel.
+
+    Attributes:
+        num_ranks: Ranks.
+        num_hosts: Hosts that work data-parallel.
+        prices: Prices of collectives.
+        num_parts: Parts of the partition; a rank owns several when there are fewer ranks per host.
+    """
+
+    num_ranks: int
+    num_hosts: int
+    prices: Prices
+    num_parts: int
+
+    @property
+    def ranks_per_host(self) -> int:
+        """Ranks that exchange with each other."""
+        return self.num_ranks // self.num_hosts
+
+    @property
+    def parts_per_rank(self) -> int:
+        """Neighbouring parts that a rank owns."""
+        return self.num_parts // self.ranks_per_host
+
+
+class DryRun:
+    """Counts steps of a workload on a layout and turns them into candidates.
+
+    Args:
+        workload: What is trained.
+        layout: On how many ranks.
+        group: The ranks that share the counting, or ``None``.
+
+    Attributes:
+        counts: Of every step so far.
+        counting_seconds: What they took, of the slowest rank.
+    """
+
+    def __init__(self, workload: Workload, layout: Layout, group: Group | None):
+        self.workload, self.layout = workload, layout
+        self.group = group or Group.single()
+        data = workload.data
+        self.shape = replace(workload.shape, num_hosts=layout.num_hosts)
+        self.rates = workload.rates.shared_by(layout.num_ranks, layout.num_parts)
+        self.owner = data.owner_in_host(layout.parts_per_rank)
+        self.positions = workload.schedule.positions(0)
+        held = {} if self.shape.placement == "replicated" else {name: self._held(name) for name in ("gdp", "dnp")}
+        self.counter = StepCounter(
+            data.graph,
+            self.owner,
+            workload.layer,
+            workload.fanouts,
+            workload.seed,
+            layout.ranks_per_host,
+            held,
+            self.shape.placement == "disk",
+        )
         self.counts: list[StepCounts] = []
         self.seconds: dict[str, list[StepSeconds]] = {name: [] for name in STRATEGIES}
-        self.batches = self.schedule.batches(0)
-        self.held = {name: self._held(name) for name in ("gdp", "dnp")} if self.shape.placement == "sharded" else {}
+        self.counting_seconds = 0.0
 
-    def sample(self, num_steps: int | None) -> None:
-        """Count steps until the choice is clear, or ``num_steps``."""
-        limit = min(len(self.batches), _MAX_STEPS if num_steps is None else num_steps)
-        ranks = 1 if self.group is None else self.group.size
+    def sample(self, num_steps: int | None, budget_share: float = BUDGET_SHARE) -> None:
+        """Count steps.
+
+        Args:
+            num_steps: So many; left out, until the choice is clear or the budget is spent.
+            budget_share: Longest time to count for, as a share of the best predicted epoch.
+
+        Collective: all ranks of the group.
+        """
+        limit = min(len(self.positions), _MAX_STEPS if num_steps is None else num_steps)
         while len(self.counts) < limit:
             first = len(self.counts)
-            steps = range(first, min(first + max(ranks, 1), limit))
-            for counts in self._count(list(steps)):
-                self.counts.append(counts)
-                for name, seconds in self.seconds.items():
-                    seconds.append(estimate_step_seconds(name, counts, self.shape, self.rates, self.price))
-            if num_steps is None and len(self.counts) >= _MIN_STEPS and self._is_clear():
+            round_seconds = self._sample_round(range(first, min(first + self.group.size, limit)))
+            if num_steps is not None:
+                continue
+            budget = budget_share * self._best_epoch_seconds()
+            if budget and self.counting_seconds + round_seconds > budget:
+                return
+            if len(self.counts) >= _MIN_STEPS and self._is_clear():
                 return
 
     def candidates(self, memory_bytes: int | None) -> list[Candidate]:
         """Return what every strategy costs per epoch."""
         return [self._candidate(name, memory_bytes) for name in STRATEGIES]
 
+    def _sample_round(self, steps: range) -> float:
+        """Let every rank count one step; returns the seconds of the slowest rank."""
+        size, rank = self.group.size, self.group.rank
+        started = time.perf_counter()
+        mine = self._count(steps[rank]) if rank < len(steps) else None
+        elapsed = time.perf_counter() - started
+        if size == 1:
+            assert mine is not None
+            found = [mine]
+        else:
+            numbers = mine or StepCounts.zeros(self.layout.num_ranks)
+            row = torch.cat([numbers.flatten(), torch.tensor([elapsed], dtype=torch.float64)]).view(1, -1)
+            rows = self.group.all_gather_v(row, counts=[1] * size, tag="planning")[0]
+            elapsed = float(rows[:, -1].max())
+            found = [StepCounts.unflatten(row[:-1], self.layout.num_ranks) for row in rows[: len(steps)]]
+        for counts in found:
+            self.counts.append(counts)
+            for name, seconds in self.seconds.items():
+                prices = self.layout.prices
+                seconds.append(estimate_step_seconds(name, counts, self.shape, self.rates, prices))
+        self.counting_seconds += elapsed
+        return elapsed
+
+    def _count(self, step: int) -> StepCounts:
+        before = None
+        if (self.workload.reuse or self.shape.placement == "disk") and step:
+            before = self.counter.count(step - 1, self._seeds(step - 1))[1]
+        return self.counter.count(step, self._seeds(step), before)[0]
+
+    def _seeds(self, step: int) -> list[Tensor]:
+        """Return the seeds of every rank, host by host."""
+        layout, data = self.layout, self.workload.data
+        parts = data.owner if layout.num_ranks == layout.num_parts else self.owner
+        shares: list[Share] = self.workload.schedule.share(0, self.positions[step], parts, layout.num_ranks)
+        order = [
+            number * layout.num_hosts + host
+            for host in range(layout.num_hosts)
+            for number in range(layout.ranks_per_host)
+        ]
+        return [shares[place].seeds for place in order]
+
+    def _held(self, strategy: str) -> list[Tensor]:
+        """Return per rank of a host which rows it has at hand."""
+        workload, data = self.workload, self.workload.data
+        held = []
+        for rank in range(self.layout.ranks_per_host):
+            where = (data.graph, self.owner, rank)
+            how = (data.train_ids, workload.fanouts, strategy)
+            if self.shape.placement == "disk":
+                mask = torch.zeros(data.graph.num_nodes, dtype=torch.bool)
+                rows = place_by_hotness(expected_reads(*where, *how), 0, workload.cached_rows).host_rows
+            else:
+                mask = self.owner == rank
+                rows = choose_cached(*where, workload.cached_rows, *how)
+            mask[rows] = True
+            held.append(mask)
+        return held
+
+    def _best_epoch_seconds(self) -> float:
+        return self.workload.schedule.steps_per_epoch * min(
+            sum(s.total for s in self.seconds[name]) / len(self.seconds[name]) for name in self._runnable()
+        )
+
+    def _runnable(self) -> list[str]:
+        obstacles = self.workload.obstacles()
+        return [name for name in STRATEGIES if name not in obstacles]
+
+    def _is_clear(self) -> bool:
+        """Whether the 95 % interval of the difference of the two cheapest excludes zero."""
+        totals = {name: [s.total for s in self.seconds[name]] for name in self._runnable()}
+        best, second = sorted(totals, key=lambda name: sum(totals[name]))[:2]
+        differences = [b - a for a, b in zip(totals[best], totals[second], strict=True)]
+        return sum(differences) / len(differences) > half_width(differences)
+
     def _candidate(self, name: str, memory_bytes: int | None) -> Candidate:
-        mean, steps = StepCounts.mean(self.counts), self.schedule.steps_per_epoch
-        step = self.seconds[name]
+        mean, steps = StepCounts.mean(self.counts), self.workload.schedule.steps_per_epoch
+        step, obstacles = self.seconds[name], self.workload.obstacles()
         terms = {term: steps * sum(getattr(s, term) for s in step) / len(step) for term in TERMS}
         needed = self._memory_bytes(name, mean)
-        reason = self.layer.obstacles().get(name, "")
+        reason = obstacles.get(name, "")
         if not reason and memory_bytes is not None and needed > memory_bytes:
             reason = f"needs {needed} bytes of memory per rank, {memory_bytes} are allowed"
         by_tag = {}
-        if not reason or name not in self.layer.obstacles():
+        if name not in obstacles:
             by_tag = {tag: round(steps * float(sent.sum())) for tag, sent in sent_bytes(name, mean, self.shape).items()}
+        overlap = {"gdp": mean.overlap_gdp, "dnp": mean.overlap_dnp}.get(name)
         return Candidate(
             strategy=name,
             reason=reason,
             predicted_seconds=math.inf if reason else sum(terms.values()),
-            spread_seconds=steps * _half_width([s.total for s in step]),
+            spread_seconds=steps * half_width([s.total for s in step]),
             seconds=terms,
             bytes=sum(by_tag.values()),
             bytes_by_tag=by_tag,
             memory_bytes=needed,
+            modelled_seconds=sum(terms.values()),
+            num_ranks=self.layout.num_ranks,
+            num_hosts=self.layout.num_hosts,
+            overlap_rows=0 if overlap is None else round(steps * float(overlap.sum())),
         )
-
-    def _count(self, steps: list[int]) -> list[StepCounts]:
-        if self.group is None or self.group.size == 1:
-            return [self._count_one(step) for step in steps]
-        # Every rank counts one of the steps; the counts are then put together.
-        size, rank = self.group.size, self.group.rank
-        mine = self._count_one(steps[rank]) if rank < len(steps) else None
-        length = sum(1 if f.name not in _PAIRS else size for f in fields(StepCounts)) * size
-        flat = torch.zeros(1, length, dtype=torch.float64)
-        if mine is not None:
-            flat = torch.cat([getattr(mine, f.name).reshape(-1) for f in fields(StepCounts)]).view(1, -1)
-        rows = self.group.all_gather_v(flat, counts=[1] * size, tag="planning")[0][: len(steps)]
-        return [_unflatten(row, size) for row in rows]
-
-    def _count_one(self, step: int) -> StepCounts:
-        data, world_size = self.data, self.data.partition.num_parts
-        shares = share_seeds(self.batches[step], data.owner, world_size)
-        arguments = (data.graph, data.owner, self.layer, self.fanouts, self.seed, step, shares)
-        counts = count_step(*arguments, self.held.get("gdp"))
-        if self.cached_rows:
-            counts = replace(counts, fetch_dnp=count_step(*arguments, self.held["dnp"]).fetch_dnp)
-        return counts
-
-    def _held(self, strategy: str) -> list[Tensor]:
-        data = self.data
-        held = []
-        for rank in range(data.partition.num_parts):
-            cached = choose_cached(
-                data.graph, data.owner, rank, self.cached_rows, data.train_ids, self.fanouts, strategy
-            )
-            mask = data.owner == rank
-            mask[cached] = True
-            held.append(mask)
-        return held
-
-    def _is_clear(self) -> bool:
-        """Whether the 95 % interval of the difference of the two cheapest excludes zero."""
-        runnable = [name for name in STRATEGIES if name not in self.layer.obstacles()]
-        totals = {name: [s.total for s in self.seconds[name]] for name in runnable}
-        best, second = sorted(runnable, key=lambda name: sum(totals[name]))[:2]
-        differences = [b - a for a, b in zip(totals[best], totals[second], strict=True)]
-        return sum(differences) / len(differences) > _half_width(differences)
 
     def _memory_bytes(self, name: str, counts: StepCounts) -> int:
-        shape, row_bytes = self.shape, self.shape.input_width * self.shape.element_bytes
-        num_nodes, sizes = self.data.graph.num_nodes, self.data.partition.sizes
+        """Return the bytes of features, copies and the largest batch of the rank that needs most."""
+        shape, cached = self.shape, self.workload.cached_rows
+        row_bytes = shape.input_width * shape.element_bytes
+        num_nodes, size = self.workload.data.graph.num_nodes, self.layout.ranks_per_host
         if name == "nfp":
-            features = num_nodes * row_bytes / self.data.partition.num_parts
-            rows = float(counts.sources.sum() if shape.projects_sources else counts.destinations.sum())
+            held = num_nodes / size
+            rows = (counts.sources if shape.projects_sources else counts.destinations).view(-1, size).sum(1)
         else:
-            held = float(sizes.max()) + self.cached_rows if shape.placement == "sharded" else num_nodes
-            features = held * row_bytes
-            rows = float(
-                {"gdp": counts.destinations, "dnp": counts.owned_destinations}.get(
-                    name, counts.virtual_rows.sum(0)
-                ).max()
-            )
-        return round(features + rows * (row_bytes + 2 * shape.projected_width * shape.element_bytes))
+            largest = float(torch.bincount(self.owner, minlength=size).max())
+            held = {"replicated": num_nodes, "sharded": largest + cached, "disk": cached}[shape.placement]
+            by_name = {"gdp": counts.destinations, "dnp": counts.owned_destinations}
+            rows = by_name.get(name, counts.virtual_rows.sum(0))
+            if self.workload.reuse:
+                held += float(counts.sources.max())
+        per_row = row_bytes + 2 * shape.projected_width * shape.activation_bytes
+        return round(held * row_bytes + float(rows.max()) * per_row)
 
 
-_PAIRS = {"destinations_by_owner", "virtual_rows", "virtual_edges", "remote_roots", "fetch_gdp", "fetch_dnp"}
-
-
-def _unflatten(row: Tensor, size: int) -> StepCounts:
-    widths = [size * size if f.name in _PAIRS else size for f in fields(StepCounts)]
-    pieces = row.split(widths)
-    return StepCounts(
-        *(
-            p.view(size, size) if len(p) == size * size and f.name in _PAIRS else p
-            for f, p in zip(fields(StepCounts), pieces, strict=True)
-        )
-    )
-
-
-def _half_width(samples: list[float]) -> float:
+def half_width(samples: list[float]) -> float:
     """Return the half-width of the 95 % confidence interval of the mean."""
     n = len(samples)
     if n < 2:

@@ -4,19 +4,19 @@ The model above its input layer runs data-parallel under every strategy. The inp
 call, by the strategy's permute, shuffle, execute and reshuffle; the model itself is never changed, and its state dict
 keeps its keys.
 
-Gradients are those of the mean loss over the global batch: each rank's loss is weighted by its share of the seeds and
-gradients are summed over ranks. Under NFP a rank holds the authoritative columns of the input weights and only their
-gradient; :meth:`Engine.state_dict` puts the columns of all ranks together, so a checkpoint does not know under which
-strategy it was made.
+Gradients are those of the mean loss over the global batch: each rank's loss is weighted by its share of the batch and
+gradients are summed over ranks. State dicts are whole under every strategy (:mod:`gnn_parallel.parameters`), so that
+training can go on under another plan at any step: :meth:`Engine.follow`.
 
 Callers may not assume that optimizers that mix the entries of a tensor (LAMB, Muon) are exact under NFP.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,50 +25,21 @@ from torch import Tensor, nn
 from core_kernels import ops
 from core_kernels.comm import Group
 from gnn_parallel.adapters import find_input_layer, split_layer
-from gnn_parallel.cache import choose_cached
+from gnn_parallel.cache import choose_cached, expected_reads
 from gnn_parallel.clock import TermClock
 from gnn_parallel.data import TrainingData
 from gnn_parallel.dropout import sampling_step
 from gnn_parallel.errors import PlanMismatchError, UnsupportedLayerError, input_error
-from gnn_parallel.features import FeatureTable, ReplicatedFeatures, ShardedFeatures, column_slices
-from gnn_parallel.loader import BatchSchedule, share_seeds
+from gnn_parallel.features import FeatureTable, ReplicatedFeatures, ShardedFeatures, StoredFeatures, column_slices
+from gnn_parallel.input_layer import InputBlock, InputRows, answering
+from gnn_parallel.loader import Schedule, Share
+from gnn_parallel.parameters import SpreadParameters
 from gnn_parallel.plan import Plan
+from gnn_parallel.ranks import Ranks
 from gnn_parallel.strategies import STRATEGIES, Context, NodeFeatureParallel, Strategy
 from gnn_parallel.strategies.base import id_dtype_for
 
-__all__ = ["Batch", "Engine", "InputBlock", "answering"]
-
-
-@dataclass(frozen=True)
-class InputBlock:
-    """Stands for the input layer's block in ``model(blocks, x)``: which rows come out, not how.
-
-    Attributes:
-        dst_ids: int64 ``[num_dst]``, node ids of the rows.
-    """
-
-    dst_ids: Tensor
-
-    @property
-    def num_dst(self) -> int:
-        """Number of rows that come out."""
-        return len(self.dst_ids)
-
-    def edge_index(self) -> None:
-        """Return nothing: the edges may be on other ranks. PyG-style calls pass it on to the input layer."""
-
-
-class _InputRows:
-    """Stands for the input features in ``model(blocks, x)``; only the input layer may read them."""
-
-    def __getitem__(self, key: Any) -> _InputRows:
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        raise UnsupportedLayerError(
-            f"the model reads .{name} of its input features before the input layer; expected the input layer to come "
-            "first, since strategies spread its inputs over ranks; transform features beforehand"
-        )
+__all__ = ["Batch", "Engine"]
 
 
 @dataclass
@@ -77,8 +48,9 @@ class Batch:
 
     Attributes:
         seeds: int64, this rank's seeds; may be empty.
-        y: Labels of the seeds, when the loader was given labels.
-        num_seeds_total: Seeds of all ranks.
+        y: Labels of the seeds, when the loader was given labels; 1 or 0 for every pair in link prediction.
+        pairs: int64 ``[2, pairs]``, positions in ``seeds``, in link prediction.
+        share: This rank's share of the batch.
         step: Step of the sampler.
         blocks: Blocks of the layers above the input layer, lowest first.
         destinations: Node ids of the input layer's result rows.
@@ -88,17 +60,13 @@ class Batch:
 
     seeds: Tensor
     y: Tensor | None
-    num_seeds_total: int
+    pairs: Tensor | None
+    share: float
     step: int
     blocks: list[Any]
     destinations: Tensor
     work: Any
     strategy: Strategy
-
-    @property
-    def share(self) -> float:
-        """This rank's share of the batch."""
-        return len(self.seeds) / self.num_seeds_total
 
 
 class Engine:
@@ -109,26 +77,33 @@ class Engine:
         model: Called as ``model(blocks, x)``; its input layer has an adapter. Weights must be equal on all ranks.
         group: The ranks; one rank when left out.
 
+    Attributes:
+        clock: Seconds of this rank by term.
+        parameters: Gradients and state over the ranks.
+
     Raises:
         PlanMismatchError: The plan is for another graph, partition or number of ranks, or has no data.
         UnsupportedLayerError: The strategy needs more of the input layer than it has.
 
-    Collective: ``loader``, calls, ``backward``, ``state_dict``, ``predict`` by all ranks in the same order.
+    Collective: all methods and calls, by all ranks in the same order.
     """
 
     def __init__(self, plan: Plan, model: nn.Module, group: Group | None = None):
         self.plan, self.model = plan, model
         self.group = group or Group.single()
         self.data = _checked_data(plan, self.group)
+        self.ranks = Ranks.of(self.group, plan.num_hosts)
+        self._owner = self.data.owner_in_host(plan.num_hosts)
         self.input_name, self._input_module = find_input_layer(model, plan.input_layer or None)
         self.clock = TermClock()
         self.layer = split_layer(self._input_module, self.data.graph)
         self._check_layer()
-        self._columns = column_slices(self.layer.input_width, self.group.size)[self.group.rank]
+        inside = self.ranks.inside
+        self._columns = column_slices(self.layer.input_width, inside.size)[inside.rank]
+        spread = self.layer.column_parameters() if plan.strategy == "nfp" and inside.size > 1 else []
+        self.parameters = SpreadParameters(model, spread, self._columns, self.ranks)
         self._context = self._make_context()
         self.strategy = self._make_strategy(plan.fanouts[-1])
-        sharded = self.layer.column_parameters() if plan.strategy == "nfp" and self.group.size > 1 else []
-        self._column_parameters = {id(parameter) for parameter in sharded}
         self._last: tuple[Batch, Tensor] | None = None
 
     def _check_layer(self) -> None:
@@ -149,41 +124,45 @@ class Engine:
 
     def _make_context(self) -> Context:
         plan, data = self.plan, self.data
-        context = Context(
+        return Context(
             data.graph,
-            ReplicatedFeatures(data.features),
-            data.owner,
-            self.group,
+            self._make_features(),
+            self._owner,
+            self.ranks.inside,
             self.layer,
             plan.fanouts[-1],
             plan.seed,
             len(plan.fanouts) - 1,
-            plan.placement,
+            "replicated" if plan.strategy == "nfp" else plan.placement,  # NFP: of this rank's columns
             self.clock,
+            torch.bfloat16 if plan.is_mixed else None,
         )
-        context.features = self._make_features()
-        if plan.strategy == "nfp":
-            context.placement = "replicated"  # of this rank's columns
-        return context
 
     def _make_features(self) -> FeatureTable:
-        plan, data = self.plan, self.data
+        plan, data, inside = self.plan, self.data, self.ranks.inside
         if plan.strategy == "nfp":
             return ReplicatedFeatures(data.features[:, self._columns].contiguous())
         if plan.placement == "replicated":
             return ReplicatedFeatures(data.features)
-        cached = choose_cached(
-            data.graph, data.owner, self.group.rank, plan.cached_rows, data.train_ids, plan.fanouts, plan.strategy
-        )
-        return ShardedFeatures(
-            self.group, data.features, data.owner, cached, id_dtype_for(data.graph.num_nodes), self.clock
-        )
+        where = (data.graph, self._owner, inside.rank)
+        if plan.placement == "disk":
+            hotness = expected_reads(*where, data.train_ids, plan.fanouts, plan.strategy)
+            assert isinstance(data.source, Path)  # checked when the plan was made
+            return StoredFeatures(data.source, plan.cached_rows, hotness, self.clock)
+        cached = choose_cached(*where, plan.cached_rows, data.train_ids, plan.fanouts, plan.strategy)
+        id_dtype = id_dtype_for(data.graph.num_nodes)
+        return ShardedFeatures(inside, data.features, self._owner, cached, id_dtype, self.clock, plan.reuse)
 
     def _make_strategy(self, fanout: int) -> Strategy:
         context = replace(self._context, fanout=fanout)
         if self.plan.strategy == "nfp":
             return NodeFeatureParallel(context, self._columns)
         return STRATEGIES[self.plan.strategy](context)
+
+    @property
+    def features(self) -> FeatureTable:
+        """Where this rank reads input features, with counters of rows where some are not at hand."""
+        return self._context.features
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
@@ -193,46 +172,105 @@ class Engine:
         """Yield this rank's part of every step of an epoch.
 
         Args:
-            seeds: int64 node ids to train on, the same on every rank.
+            seeds: int64 node ids to train on, or pairs ``[2, num_pairs]`` to predict links between, the same on every
+                rank.
             labels: ``[num_nodes]``; gives batches their ``y``.
-            epoch: Number of the epoch; it changes order and samples.
+            epoch: Number of the epoch; it changes order, samples and negatives.
             shuffle: Whether the order is random.
 
-        Every rank gets the same number of batches.
+        Every rank gets the same number of batches. Where features lie on disk, rows of coming batches are read ahead.
         """
-        schedule = BatchSchedule(seeds, self.plan.batch_size, self.plan.seed, shuffle)
-        for index, batch in enumerate(schedule.batches(epoch)):
-            yield self._prepare(
-                batch, labels, epoch * schedule.steps_per_epoch + index, self.plan.fanouts, self.strategy
-            )
+        schedule = self._schedule(seeds, shuffle)
+        plan, positions = self.plan, schedule.positions(epoch)
+        waiting: deque[tuple[_Sampled, Any]] = deque()
+        for index in range(len(positions) + plan.look_ahead):
+            if index < len(positions):
+                step = epoch * schedule.steps_per_epoch + index
+                sampled = self._sample(schedule, epoch, positions[index], step, plan.fanouts, self.strategy)
+                waiting.append((sampled, self._permute(sampled, self.strategy)))
+            if index >= plan.look_ahead:
+                yield self._complete(*waiting.popleft(), labels, self.strategy)
 
     def batch_at(self, seeds: Tensor, step: int, labels: Tensor | None = None) -> Batch:
-        """Return this rank's part of one step, counted from the start of training. Collective."""
-        schedule = BatchSchedule(seeds, self.plan.batch_size, self.plan.seed)
+        """Return this rank's part of one step, counted from the start of training."""
+        schedule = self._schedule(seeds)
         epoch, index = divmod(step, schedule.steps_per_epoch)
-        return self._prepare(schedule.batches(epoch)[index], labels, step, self.plan.fanouts, self.strategy)
+        return self._prepare(schedule, epoch, index, step, labels, self.plan.fanouts, self.strategy)
+
+    def _schedule(self, items: Tensor, shuffle: bool = True) -> Schedule:
+        plan = self.plan
+        return self.data.schedule(
+            items,
+            plan.batch_size,
+            plan.seed,
+            shuffle=shuffle,
+            num_clusters=plan.num_clusters,
+            num_negatives=plan.num_negatives,
+        )
 
     def _prepare(
-        self, seeds: Tensor, labels: Tensor | None, step: int, fanouts: tuple[int, ...], strategy: Strategy
+        self,
+        schedule: Schedule,
+        epoch: int,
+        index: int,
+        step: int,
+        labels: Tensor | None,
+        fanouts: tuple[int, ...],
+        strategy: Strategy,
     ) -> Batch:
-        self.group.set_step(step)
-        mine = share_seeds(seeds, self.data.owner, self.group.size)[self.group.rank]
+        sampled = self._sample(schedule, epoch, schedule.positions(epoch)[index], step, fanouts, strategy)
+        return self._complete(sampled, strategy.permute(sampled.destinations, step), labels, strategy)
+
+    def _sample(
+        self,
+        schedule: Schedule,
+        epoch: int,
+        positions: Tensor,
+        step: int,
+        fanouts: tuple[int, ...],
+        strategy: Strategy,
+    ) -> _Sampled:
+        self.ranks.set_step(step)
+        shares = schedule.share(epoch, positions, self.data.owner, self.group.size)
+        mine, num_items = shares[self.ranks.place], sum(share.num_items for share in shares)
         blocks: list[Any] = []
         with self.clock("sample"):
             if len(fanouts) > 1:
-                blocks = ops.sample_blocks(self.data.graph, mine, list(fanouts[:-1]), seed=self.plan.seed, step=step)
-            destinations = blocks[0].src_ids if blocks else mine
-        work = strategy.prepare(destinations, step)
+                seeds, upper = mine.seeds, list(fanouts[:-1])
+                blocks = ops.sample_blocks(self.data.graph, seeds, upper, seed=self.plan.seed, step=step)
+        return _Sampled(mine, mine.num_items / num_items, step, blocks, blocks[0].src_ids if blocks else mine.seeds)
+
+    def _permute(self, sampled: _Sampled, strategy: Strategy) -> Any:
+        parcel = strategy.permute(sampled.destinations, sampled.step)
+        if self.plan.look_ahead and isinstance(self._context.features, StoredFeatures):
+            coming = strategy.reads_ahead(parcel)
+            if coming is not None:
+                with self.clock("load"):
+                    self._context.features.prefetch(coming)
+        return parcel
+
+    def _complete(self, sampled: _Sampled, parcel: Any, labels: Tensor | None, strategy: Strategy) -> Batch:
+        share, work = sampled.share, strategy.shuffle(parcel)
+        y = share.y if share.y is not None or labels is None else labels[share.seeds]
         return Batch(
-            mine, None if labels is None else labels[mine], len(seeds), step, blocks, destinations, work, strategy
+            share.seeds,
+            y,
+            share.pairs,
+            sampled.weight,
+            sampled.step,
+            sampled.blocks,
+            sampled.destinations,
+            work,
+            strategy,
         )
 
     def __call__(self, batch: Batch) -> Tensor:
         """Return the model's output for this rank's seeds."""
-        with self.clock("compute"):
+        with self.clock("compute"), torch.autocast("cpu", torch.bfloat16, enabled=self.plan.is_mixed):
             rows = batch.strategy(batch.work)
             with answering(self._input_module, rows), sampling_step(self.plan.seed, batch.step):
-                output = self.model([InputBlock(batch.destinations), *batch.blocks], _InputRows())
+                output = self.model([InputBlock(batch.destinations), *batch.blocks], InputRows())
+        output = output.float() if self.plan.is_mixed else output
         self._last = (batch, output)
         return output
 
@@ -240,7 +278,7 @@ class Engine:
         """Add the gradients of the mean loss over the whole batch to the parameters of every rank.
 
         Args:
-            loss: Mean loss over this rank's seeds of the last call; without seeds, any value.
+            loss: Mean loss over this rank's part of the last call; where that is empty, any value.
         """
         if self._last is None:
             raise input_error(
@@ -251,130 +289,95 @@ class Engine:
             # A rank without seeds still takes part in the backward exchange.
             (loss * batch.share if len(batch.seeds) else output.sum() * 0.0).backward()
         with self.clock("reduce"):
-            self._reduce_gradients()
+            self.parameters.sum_gradients()
 
-    def _reduce_gradients(self) -> None:
-        if self.group.size == 1:
-            return
-        shared = [p for p in self.model.parameters() if p.requires_grad and id(p) not in self._column_parameters]
-        by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
-        for parameter in shared:
-            by_dtype.setdefault(parameter.dtype, []).append(parameter)
-        for parameters in by_dtype.values():
-            for parameter in parameters:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-            grads = [parameter.grad for parameter in parameters]
-            flat = torch.cat([grad.reshape(-1) for grad in grads])
-            self.group.all_reduce(flat, tag="parameter_gradients", out=flat)
-            for grad, piece in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
-                grad.copy_(piece.view_as(grad))
-
-    # -- parameters that NFP spreads over ranks ----------------------------------------------------------------------
-
-    def whole_tensor(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
-        """Return a parameter-shaped tensor with every rank's authoritative columns in place.
-
-        Args:
-            parameter: The parameter it belongs to.
-            value: Its value, gradient or optimizer state.
-
-        Collective: all ranks, for the same parameter.
-        """
-        if id(parameter) not in self._column_parameters:
-            return value.detach().clone()
-        mine = torch.zeros_like(value)
-        mine[:, self._columns] = value.detach()[:, self._columns]
-        return self.group.all_reduce(mine, tag="checkpoint", out=mine)
+    # -- state, whole under every strategy and number of ranks ------------------------------------------------------
 
     def gradients(self) -> dict[str, Tensor]:
-        """Return the gradient of every parameter, whole, by name. Collective."""
-        return {
-            name: self.whole_tensor(
-                parameter, torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            )
-            for name, parameter in self.model.named_parameters()
-            if parameter.requires_grad
-        }
+        """Return the gradient of every parameter, whole, by name."""
+        return self.parameters.gradients()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the model's state dict, whole, under every strategy and number of ranks. Collective."""
-        parameters = dict(self.model.named_parameters())
-        return {
-            name: self.whole_tensor(parameters[name], value) if name in parameters else value.detach().clone()
-            for name, value in self.model.state_dict().items()
-        }
+        """Return the model's state dict, whole, under every strategy and number of ranks."""
+        return self.parameters.state_dict()
 
     def optimizer_state_dict(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Return the optimizer's state dict, whole, to be loaded under any strategy and number of ranks. Collective."""
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        document = optimizer.state_dict()
-        state = {
-            index: {
-                key: self.whole_tensor(parameters[index], value)
-                if isinstance(value, Tensor) and value.shape == parameters[index].shape
-                else value
-                for key, value in entries.items()
-            }
-            for index, entries in document["state"].items()
-        }
-        return {**document, "state": state}
+        """Return the optimizer's state dict, whole, to be loaded under any strategy and number of ranks."""
+        return self.parameters.optimizer_state_dict(optimizer)
 
     def clip_grad_norm_(self, max_norm: float) -> float:
-        """Scale gradients so that their norm over all parameters is at most ``max_norm``; returns the norm before.
+        """Scale gradients so that their norm over all parameters is at most ``max_norm``; returns the norm before."""
+        return self.parameters.clip_grad_norm_(max_norm)
 
-        Collective. Columns that other ranks hold are counted once.
+    def follow(self, plan: Plan, optimizer: torch.optim.Optimizer | None = None) -> Engine:
+        """Return an engine that goes on under another plan, with the same model and optimizer.
+
+        Args:
+            plan: The other plan, for the same data and ranks.
+            optimizer: The optimizer in use; its state is put together first.
         """
-        if not max_norm > 0:
-            raise input_error("max_norm", max_norm, "a positive number", "pass the largest norm you allow")
-        with_grad = [p for p in self.model.parameters() if p.grad is not None]
-        spread = [p.grad[:, self._columns] for p in with_grad if id(p) in self._column_parameters]
-        squares = sum((grad.double().square().sum() for grad in spread), torch.zeros((), dtype=torch.float64))
-        squares = self.group.all_reduce(squares, tag="clip")
-        shared = [p.grad for p in with_grad if id(p) not in self._column_parameters]
-        norm = float(sum((grad.double().square().sum() for grad in shared), squares).sqrt())
-        if norm > max_norm:
-            for parameter in with_grad:
-                parameter.grad.mul_(max_norm / norm)
-        return norm
+        weights = self.state_dict()
+        state = None if optimizer is None else self.optimizer_state_dict(optimizer)
+        self.close()
+        engine = Engine(plan, self.model, self.group)
+        self.model.load_state_dict(weights)
+        if optimizer is not None and state is not None:
+            optimizer.load_state_dict(state)
+        return engine
+
+    def close(self) -> None:
+        """Close files of features, if there are any."""
+        if isinstance(self._context.features, StoredFeatures):
+            self._context.features.close()
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def evaluate(self, seeds: Tensor, labels: Tensor, fanouts: tuple[int, ...] | None = None) -> float:
-        """Return the accuracy on some nodes, with all neighbours unless ``fanouts`` says otherwise. Collective.
+    def evaluate(self, seeds: Tensor, labels: Tensor | None = None, fanouts: tuple[int, ...] | None = None) -> float:
+        """Return the accuracy on some nodes, or how often linked pairs score above their negatives.
 
         Args:
-            seeds: int64 node ids, the same on every rank.
-            labels: ``[num_nodes]`` class numbers.
+            seeds: int64 node ids, or pairs ``[2, num_pairs]``, the same on every rank.
+            labels: ``[num_nodes]`` class numbers, for nodes.
             fanouts: As for training; ``None`` takes all neighbours in every layer.
         """
         fanouts = fanouts or (-1,) * len(self.plan.fanouts)
-        strategy = self._make_strategy(fanouts[-1])
-        schedule = BatchSchedule(seeds, max(1, self.plan.batch_size), self.plan.seed, shuffle=False)
+        strategy, schedule = self._make_strategy(fanouts[-1]), self._schedule(seeds, shuffle=False)
         was_training = self.model.training
         self.model.eval()
-        correct = torch.zeros(1, dtype=torch.int64)
-        for step, chunk in enumerate(schedule.batches(0)):
-            batch = self._prepare(chunk, labels, step, fanouts, strategy)
-            correct += (self(batch).argmax(1) == batch.y).sum()
+        found = torch.zeros(2, dtype=torch.float64)
+        for step in range(schedule.steps_per_epoch):
+            batch = self._prepare(schedule, 0, step, step, labels, fanouts, strategy)
+            found += _count_right(batch, self(batch))
         self.model.train(was_training)
         self._last = None
-        return int(self.group.all_reduce(correct, tag="evaluation")) / len(seeds)
+        right, total = self.group.all_reduce(found, tag="evaluation").tolist()
+        return right / total
 
 
-@contextmanager
-def answering(module: nn.Module, rows: Tensor) -> Iterator[None]:
-    """Let ``module`` answer calls with rows computed elsewhere."""
-    own = module.__dict__.get("forward")  # set by the user or a wrapper; usually there is none
-    module.forward = lambda *args, **kwargs: rows
-    try:
-        yield
-    finally:
-        if own is None:
-            del module.forward
-        else:
-            module.forward = own
+@dataclass
+class _Sampled:
+    """A rank's share of a step with the blocks above the input layer; ``weight`` is its part of the batch."""
+
+    share: Share
+    weight: float
+    step: int
+    blocks: list[Any]
+    destinations: Tensor
+
+
+def _count_right(batch: Batch, output: Tensor) -> Tensor:
+    """Return how many answers are right, and of how many."""
+    if batch.pairs is None:
+        right = output.argmax(1) == batch.y
+        return torch.tensor([float(right.sum()), float(len(right))], dtype=torch.float64)
+    assert batch.y is not None
+    scores = (output[batch.pairs[0]] * output[batch.pairs[1]]).sum(1)
+    linked = scores[batch.y == 1]
+    margins = linked[:, None] - scores[batch.y == 0].view(len(linked), -1)
+    # An undecided comparison is worth half.
+    right = (margins > 0).double() + 0.5 * (margins == 0).double()
+    return torch.tensor([float(right.sum()), float(margins.numel())], dtype=torch.float64)
 
 
 def _checked_data(plan: Plan, group: Group) -> TrainingData:

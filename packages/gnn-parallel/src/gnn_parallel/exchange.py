@@ -40,7 +40,12 @@ def exchange_ids(
 
 
 def exchange_rows(
-    group: Group, rows: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int], clock: TermClock
+    group: Group,
+    rows: Tensor,
+    send_counts: Sequence[int],
+    recv_counts: Sequence[int],
+    clock: TermClock,
+    travel: torch.dtype | None = None,
 ) -> Tensor:
     """Send a run of activation rows to every rank; gradients travel the opposite way in the backward pass.
 
@@ -50,15 +55,18 @@ def exchange_rows(
         send_counts: Rows for each rank.
         recv_counts: Rows from each rank.
         clock: Takes the seconds of both directions as ``shuffle``.
+        travel: Type in which rows and gradients travel, theirs when left out.
 
     Returns:
-        ``[sum(recv_counts), width]``, rows of rank 0 first.
+        ``[sum(recv_counts), width]``, rows of rank 0 first, of the type of ``rows``.
 
     Collective: all ranks, in the forward pass and, where ``rows`` requires a gradient, in the backward pass.
     """
     if group.size == 1:
         return rows
-    return _ExchangeRows.apply(rows, group, list(send_counts), list(recv_counts), clock)
+    carried = rows if travel is None else rows.to(travel)
+    received: Tensor = _ExchangeRows.apply(carried, group, list(send_counts), list(recv_counts), clock)  # type: ignore
+    return received.to(rows.dtype)
 
 
 class _ExchangeRows(torch.autograd.Function):

@@ -1,29 +1,34 @@
 """Where the rows of input features are, and how a rank gets at them.
 
-Two placements. ``replicated``: every rank can address the whole matrix (host memory of one machine, or a memory map).
+Three placements. ``replicated``: every rank can address the whole matrix (host memory of one machine, or a memory map).
 ``sharded``: a rank holds the rows of the nodes it owns, and other rows cross the network when they are read; a cache
-may hold copies of often-read rows of others. Features are inputs: they never receive gradients, and rows travel only
-forward.
+may hold copies of often-read rows of others, and the rows of one step may be kept for the next. ``disk``: the matrix is
+a file, host memory holds the hottest rows and those of the step before, and rows of coming steps are read ahead.
+Features are inputs: they never receive gradients, and rows travel only forward.
 
 Callers may not assume that a lookup copies: a replicated table returns itself.
+
+Source: keeping the rows of a step is the batch reuse of BRGraph; the coordinated tiers follow HMGraph.
 """
 
 from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from core_kernels import ops
 from core_kernels.comm import Group
+from core_kernels.store import FeatureStore
 from gnn_parallel.clock import TermClock
 from gnn_parallel.exchange import exchange_ids, exchange_sizes
 
-__all__ = ["PLACEMENTS", "FeatureTable", "ReplicatedFeatures", "ShardedFeatures", "column_slices"]
+__all__ = ["PLACEMENTS", "FeatureTable", "ReplicatedFeatures", "ShardedFeatures", "StoredFeatures", "column_slices"]
 
-PLACEMENTS = ("replicated", "sharded")
+PLACEMENTS = ("replicated", "sharded", "disk")
 
 
 def column_slices(width: int, num_ranks: int) -> list[slice]:
@@ -99,10 +104,23 @@ class ShardedFeatures(FeatureTable):
         cached: Distinct ids of nodes of which a copy is kept.
         id_dtype: Integer type in which ids travel.
         clock: Takes the seconds of requests (``shuffle``) and rows (``load``).
+        reuse: Whether the rows of a lookup are kept until the next one.
+
+    Attributes:
+        rows_read: Distinct rows looked up so far.
+        rows_fetched: Those that came from other ranks.
+        rows_reused: Those that were kept from the lookup before and would have had to be fetched.
     """
 
     def __init__(
-        self, group: Group, matrix: Tensor, owner: Tensor, cached: Tensor, id_dtype: torch.dtype, clock: TermClock
+        self,
+        group: Group,
+        matrix: Tensor,
+        owner: Tensor,
+        cached: Tensor,
+        id_dtype: torch.dtype,
+        clock: TermClock,
+        reuse: bool = False,
     ):
         self.group, self.owner, self.id_dtype, self.clock = group, owner, id_dtype, clock
         self.num_nodes, self.width = matrix.shape
@@ -115,7 +133,10 @@ class ShardedFeatures(FeatureTable):
         # Row of each node in rows_held, -1 for nodes that are elsewhere.
         self.row_of_node = torch.full((self.num_nodes,), -1, dtype=torch.int32)
         self.row_of_node[held] = torch.arange(len(held), dtype=torch.int32)
-        self.rows_read = self.rows_fetched = 0
+        self.rows_read = self.rows_fetched = self.rows_reused = 0
+        # Ids and rows of the lookup before, and the row of each node among them.
+        self._kept: tuple[Tensor, Tensor] | None = None
+        self._kept_row_of_node = torch.full((self.num_nodes,), -1, dtype=torch.int32) if reuse else None
 
     def is_local(self, ids: Tensor) -> Tensor | None:
         """Return which nodes are owned or cached here."""
@@ -130,15 +151,36 @@ class ShardedFeatures(FeatureTable):
         unique, local = ops.unique_relabel(ids[:0], ids)
         row = self.row_of_node[unique].long()
         elsewhere = torch.nonzero(row < 0).view(-1)
-        self.rows_read += len(unique)
-        self.rows_fetched += len(elsewhere)
         with self.clock("load"):
             table = ops.gather(self.rows_held, row.clamp_(min=0)) if len(self.rows_held) else self._empty(len(unique))
+            elsewhere = self._reuse(unique, elsewhere, table)
+        self.rows_read += len(unique)
+        self.rows_fetched += len(elsewhere)
         fetched = self._fetch(unique[elsewhere])
         if fetched is not None:
             order, rows = fetched
             table[elsewhere[order]] = rows
+        self._keep(unique, table)
         return table, local
+
+    def _reuse(self, unique: Tensor, elsewhere: Tensor, table: Tensor) -> Tensor:
+        """Fill in the rows that the lookup before had, and return the places that are still missing."""
+        if self._kept is None or self._kept_row_of_node is None:
+            return elsewhere
+        kept = self._kept_row_of_node[unique[elsewhere]].long()
+        places = elsewhere[kept >= 0]
+        table[places] = self._kept[1].index_select(0, kept[kept >= 0])
+        self.rows_reused += len(places)
+        return elsewhere[kept < 0]
+
+    def _keep(self, unique: Tensor, table: Tensor) -> None:
+        """Remember a lookup; tables are read only, so there is no need to copy."""
+        if self._kept_row_of_node is None:
+            return
+        if self._kept is not None:
+            self._kept_row_of_node[self._kept[0]] = -1
+        self._kept = unique, table
+        self._kept_row_of_node[unique] = torch.arange(len(unique), dtype=torch.int32)
 
     def _empty(self, num_rows: int) -> Tensor:
         return torch.empty(num_rows, self.width, dtype=self.dtype)
@@ -155,3 +197,41 @@ class ShardedFeatures(FeatureTable):
         with self.clock("load"):
             answer = ops.gather(self.rows_held, self.row_of_node[wanted.long()].long())
             return order, group.all_to_all_v(answer, asked, asks, tag="features")[0]
+
+
+class StoredFeatures(FeatureTable):
+    """The whole matrix in a ``.npy`` file, with tiers of faster memory in front of it.
+
+    Args:
+        path: The file.
+        num_host_rows: Rows kept in host memory.
+        hotness: ``[num_nodes]``, expected reads of each row by this rank; the hottest are kept.
+        clock: Takes the seconds of reading as ``load``.
+
+    Attributes:
+        store: The tiers and their counters.
+    """
+
+    def __init__(self, path: Path, num_host_rows: int, hotness: Tensor, clock: TermClock):
+        self.store = FeatureStore(path, num_host_rows=num_host_rows, hotness=hotness, reuse=True)
+        self.num_nodes, self.width, self.dtype = self.store.num_rows, self.store.num_features, self.store.dtype
+        self.clock = clock
+
+    def lookup(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Read the distinct rows."""
+        unique, local = ops.unique_relabel(ids[:0], ids)
+        return self.store.gather(unique), local
+
+    local = lookup
+
+    def is_local(self, ids: Tensor) -> Tensor | None:
+        """Return ``None``: all nodes."""
+        return None
+
+    def prefetch(self, ids: Tensor) -> None:
+        """Start to read what a coming lookup will need."""
+        self.store.prefetch(ops.unique_relabel(ids[:0], ids)[0])
+
+    def close(self) -> None:
+        """Close the file."""
+        self.store.close()

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,7 @@ class View:
         is_partial: Whether these are only some of the in-edges of their destinations.
         rows: What :meth:`SplitLayer.load` read: aggregated rows, or rows of distinct sources.
         local: Edges over the distinct sources, where ``rows`` are those.
-        root_rows: Feature rows of the destinations.
+        root_rows: Feature rows of the destinations, ``None`` where the layer reads none.
     """
 
     table: Tensor
@@ -65,9 +65,15 @@ class View:
     roots: Tensor | None = None
     scale: Tensor | None = None
     is_partial: bool = False
-    rows: Tensor | None = None
-    local: Graph | None = None
+    rows: Tensor = field(init=False)
+    local: Graph = field(init=False)
     root_rows: Tensor | None = None
+
+    @property
+    def own_rows(self) -> Tensor:
+        """The feature rows of the destinations, where the layer reads them."""
+        assert self.root_rows is not None
+        return self.root_rows
 
     def graph(self) -> Graph:
         """Return the edges as a graph from table rows to rows."""
@@ -193,11 +199,11 @@ class ProjectedSplit(SplitLayer):
         """Add the bias of queries, once all columns are summed."""
 
     @abstractmethod
-    def attend(self, graph: Graph, projected: Tensor, query: Tensor) -> Tensor:
+    def attend(self, graph: Graph, projected: Tensor, query: Tensor | None) -> Tensor:
         """Compute result rows from completed sources and queries of all in-edges."""
 
     @abstractmethod
-    def partial(self, view: View, query: Tensor) -> Tensor:
+    def partial(self, view: View, query: Tensor | None) -> Tensor:
         """Return the states of a loaded view's rows, ``[rows, state_width]``."""
 
     @abstractmethod
@@ -205,7 +211,7 @@ class ProjectedSplit(SplitLayer):
         """Combine the states of each destination."""
 
     @abstractmethod
-    def conclude(self, merged: Tensor, query: Tensor) -> Tensor:
+    def conclude(self, merged: Tensor, query: Tensor | None) -> Tensor:
         """Compute result rows from merged states and queries."""
 
     def whole(self, view: View) -> Tensor:
@@ -240,6 +246,7 @@ class WholeLayer(SplitLayer):
 
     def load(self, view: View) -> None:
         """Read the distinct sources, the destinations first."""
+        assert view.roots is not None  # reads_roots
         unique, local = ops.unique_relabel(view.roots, view.sources.to(view.roots.dtype))
         view.local = Graph(view.indptr, local, len(unique), validate=False)
         view.rows = ops.gather(view.table, unique)

@@ -94,7 +94,7 @@ class LinearSplit(SplitLayer):
     def combine(self, view: View, columns: Columns = None) -> Tensor:
         """Project a loaded view and add the own rows: all but ``finalize``, additive over column slices."""
         rows = self.project(view.rows, columns)
-        return rows + self.project_root(view.root_rows, columns) if self.reads_roots else rows
+        return rows + self.project_root(view.own_rows, columns) if self.reads_roots else rows
 
     def whole(self, view: View) -> Tensor:
         """Compute complete result rows from all in-edges of a loaded view's destinations."""

@@ -7,17 +7,16 @@ graph it was made for. The data itself is bound in memory and never saved.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from torch import Tensor
 
 from core_kernels import Graph, PartitionBook
-from core_kernels.console import format_bytes, format_seconds
 from core_kernels.plan import PlanDocument
-from gnn_parallel.clock import TERMS
 from gnn_parallel.data import TrainingData
 from gnn_parallel.errors import PlanMismatchError
-from gnn_parallel.strategies import STRATEGIES
+from gnn_parallel.explanation import explain_plan
 
 __all__ = ["Candidate", "Plan"]
 
@@ -35,7 +34,11 @@ class Candidate:
         bytes: Sent by all ranks in an epoch.
         bytes_by_tag: The same, by kind of traffic.
         memory_bytes: Features, copies and largest batch of the rank that needs most.
-        measured_step_seconds: Median of the steps of a race; 0 without one.
+        num_ranks: Ranks it is priced for.
+        num_hosts: Hosts that work data-parallel; the strategy spreads the input layer over the ranks of each.
+        overlap_rows: Rows per epoch that keeping the previous batch saves from being fetched.
+        modelled_seconds: Of an epoch, as the model alone predicts, before any trial.
+        measured_step_seconds: Of the steps of a trial; 0 without one.
     """
 
     strategy: str
@@ -46,7 +49,16 @@ class Candidate:
     bytes: int
     bytes_by_tag: dict[str, int]
     memory_bytes: int
+    num_ranks: int = 1
+    num_hosts: int = 1
+    overlap_rows: int = 0
+    modelled_seconds: float = 0.0
     measured_step_seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The strategy, with the number of hosts where there are several."""
+        return self.strategy if self.num_hosts == 1 else f"{self.strategy} x{self.num_hosts} hosts"
 
 
 @dataclass(frozen=True)
@@ -58,22 +70,33 @@ class Plan(PlanDocument):
         world_size: Number of ranks.
         fanouts: Neighbours per layer, the hop at the seeds first; -1 for all.
         batch_size: Seeds per step over all ranks.
-        seed: Seed of order and sampling.
-        placement: ``"replicated"`` or ``"sharded"`` features.
-        cached_rows: Copies of other ranks' rows that a rank keeps, when features are sharded.
-        input_layer: Dotted name of the input layer in the model.
+        seed: Seed of the order of batches and of sampling.
+        placement: ``"replicated"``, ``"sharded"`` or ``"disk"`` features.
+        cached_rows: Copies of other ranks' rows per rank, or rows kept in host memory over a disk.
+        input_layer: Name of the input layer in the model.
         algebra: How its states merge.
         steps_per_epoch: Steps that use every seed once.
         num_steps_sampled: Steps the counts were taken from.
-        candidates: All strategies.
+        candidates: All strategies on all ranks.
         partition: Method, cut and balance of the partition.
         graph_fingerprint: Of the graph.
         interconnect_fingerprint: Of the measured machine.
+        num_hosts: Hosts that work data-parallel.
+        reuse: Whether rows of a batch are kept for the next.
+        look_ahead: Batches that are sampled, and their rows read from disk, ahead.
+        num_clusters: Clusters whose order batches follow; 0 for independent batches.
+        num_negatives: Negatives per pair in link prediction.
+        is_mixed: Whether activations are computed and travel in 16 bits (bfloat16).
+        fewer_ranks: What the best strategy would cost on fewer ranks.
+        calibration: Measured over predicted seconds of the steps that were tried; predictions are scaled by it.
+        model_error: Predictions closer together than this share are told apart by trial.
         planning_seconds: What planning took.
+        counting_seconds: Of that, for counting steps.
+        trial_seconds: Of that, for steps that were tried.
     """
 
     schema: ClassVar[str] = "gnn_parallel.plan"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     strategy: str
     world_size: int
@@ -90,23 +113,42 @@ class Plan(PlanDocument):
     partition: dict[str, float | str]
     graph_fingerprint: str
     interconnect_fingerprint: str
+    num_hosts: int = 1
+    reuse: bool = False
+    look_ahead: int = 0
+    num_clusters: int = 0
+    num_negatives: int = 1
+    is_mixed: bool = False
+    fewer_ranks: tuple[Candidate, ...] = ()
+    calibration: float = 1.0
+    model_error: float = 0.0
     planning_seconds: float = 0.0
+    counting_seconds: float = 0.0
+    trial_seconds: float = 0.0
 
     @property
     def predicted(self) -> Candidate:
         """The candidate that was chosen."""
-        return self.candidate(self.strategy)
+        return self.candidate(self.strategy, self.num_hosts)
 
     @property
     def data(self) -> TrainingData | None:
         """Graph, features and partition, once bound."""
         return self.__dict__.get("_data")
 
-    def candidate(self, strategy: str) -> Candidate:
-        """Return what was predicted for a strategy."""
-        return next(candidate for candidate in self.candidates if candidate.strategy == strategy)
+    @property
+    def recommended_ranks(self) -> int:
+        """Ranks on which an epoch is predicted to be fastest; fewer than ``world_size`` where ranks do not pay."""
+        best = min((self.predicted, *self.fewer_ranks), key=lambda candidate: candidate.predicted_seconds)
+        return best.num_ranks if best is not self.predicted else self.world_size
 
-    def bind(self, graph: Graph, features: Tensor, partition: PartitionBook, seeds: Tensor | None = None) -> Plan:
+    def candidate(self, strategy: str, num_hosts: int = 1) -> Candidate:
+        """Return what was predicted for a strategy."""
+        return next(c for c in self.candidates if (c.strategy, c.num_hosts) == (strategy, num_hosts))
+
+    def bind(
+        self, graph: Graph, features: Tensor | str | Path, partition: PartitionBook, seeds: Tensor | None = None
+    ) -> Plan:
         """Give the plan its data, after checking that it is the data the plan was made for; returns the plan.
 
         Raises:
@@ -122,36 +164,14 @@ class Plan(PlanDocument):
                 f"partition has {partition.num_parts} parts; expected world_size={self.world_size}, as in the plan; "
                 "partition into as many parts as there are ranks"
             )
-        self.__dict__["_data"] = TrainingData(graph, features, partition, seeds)
+        source = features if isinstance(features, Tensor) else Path(features)
+        return self.with_data(TrainingData(graph, source, partition, seeds))
+
+    def with_data(self, data: TrainingData) -> Plan:
+        """Give the plan data that is known to be its own; returns the plan."""
+        self.__dict__["_data"] = data
         return self
 
     def explain(self) -> str:
         """Return the plan in words and numbers: the terms of every strategy side by side, and why the choice."""
-        chosen = self.predicted
-        method, cut_share = self.partition["method"], self.partition["cut_share"]
-        lines = [
-            f"{self.strategy}, {STRATEGIES[self.strategy].summary}",
-            f"{self.world_size} ranks, fanouts {','.join(map(str, self.fanouts))}, {self.batch_size} seeds per step, "
-            f"{self.steps_per_epoch} steps per epoch, {self.placement} features, input layer {self.input_layer} "
-            f"({self.algebra}), partition {method} cutting {cut_share:.1%} of edges",
-            "",
-            "predicted per epoch" + "".join(f"{term:>10}" for term in TERMS) + "     total      bytes",
-        ]
-        for candidate in self.candidates:
-            if candidate.reason:
-                lines.append(f"  {candidate.strategy:<17}cannot run: {candidate.reason}")
-                continue
-            terms = "".join(f"{format_seconds(candidate.seconds[term]):>10}" for term in TERMS)
-            total, sent = format_seconds(candidate.predicted_seconds), format_bytes(candidate.bytes)
-            lines.append(f"  {candidate.strategy:<17}{terms}{total:>10}{sent:>11}")
-        others = [c for c in self.candidates if not c.reason and c.strategy != self.strategy]
-        if others:
-            second = min(others, key=lambda c: c.predicted_seconds)
-            term, gap = max(((t, second.seconds[t] - chosen.seconds[t]) for t in TERMS), key=lambda pair: abs(pair[1]))
-            word = "more" if gap > 0 else "less"
-            lines += [
-                "",
-                f"next best is {second.strategy} at {second.predicted_seconds / chosen.predicted_seconds:.2f}x; the "
-                f"largest difference is {term}: {format_seconds(abs(gap))} {word} for {second.strategy}",
-            ]
-        return "\n".join(lines)
+        return explain_plan(self)

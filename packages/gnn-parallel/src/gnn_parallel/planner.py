@@ -1,36 +1,44 @@
-"""Chooses the strategy: count a few steps, price them with measured rates, take the cheapest.
+"""Chooses the strategy: count a few steps, price them with measured rates, try those that are close, take the fastest.
 
 Counting (:mod:`gnn_parallel.dry_run`) touches no feature and runs no layer, and since sampling is stateless the counted
-steps are exactly the first steps of training.
+steps are exactly the first steps of training. Where two predictions are closer than the model is right, a few real
+steps decide (:mod:`gnn_parallel.trial`).
 
-Source: the dry run of APT (PPoPP 2025). Where we differ: sampling stops by confidence instead of after five epochs, all
-ranks' sums are compared instead of term-wise maxima, and strategies that cannot run or do not fit are kept, with
-reason.
+Source: the dry run of APT (PPoPP 2025). Where we differ: sampling stops by confidence or by its budget instead of after
+five epochs, all ranks' sums are compared instead of term-wise maxima, close strategies are tried, and strategies that
+cannot run or do not fit are kept, with reason.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from torch import Tensor, nn
 
 from core_kernels import Graph, PartitionBook
 from core_kernels.comm import Group
+from core_kernels.errors import ArgumentError
 from core_kernels.interconnect import Interconnect
 from gnn_parallel.adapters import find_input_layer, split_layer
-from gnn_parallel.cost_model import LayerShape, Price, Rates
+from gnn_parallel.arguments import parse_cache, parse_fanouts, parse_shape
+from gnn_parallel.cost_model import Price, Prices, Rates
 from gnn_parallel.data import TrainingData
-from gnn_parallel.dry_run import DryRun
+from gnn_parallel.dry_run import DryRun, Layout, Workload
 from gnn_parallel.errors import PlanMismatchError, input_error
 from gnn_parallel.features import PLACEMENTS
-from gnn_parallel.loader import BatchSchedule
 from gnn_parallel.plan import Candidate, Plan
 from gnn_parallel.profile import measure_rates
+from gnn_parallel.ranks import check_hosts
 from gnn_parallel.strategies import STRATEGIES
+from gnn_parallel.traffic import LayerShape
+from gnn_parallel.trial import MODEL_ERROR, try_strategies
 
-__all__ = ["choose_strategy", "parse_cache", "parse_fanouts"]
+__all__ = ["choose_strategy"]
 
 _MEASURE_SECONDS = 2.0
 """Time to spend on measuring collectives when no saved interconnect is given."""
@@ -40,17 +48,24 @@ def choose_strategy(
     graph: Graph,
     model: nn.Module,
     *,
-    features: Tensor,
+    features: Tensor | str | Path,
     partition: PartitionBook,
-    fanouts: Sequence[int],
+    fanouts: Sequence[int] | str,
     batch_size: int,
     interconnect: Interconnect | None = None,
     seeds: Tensor | None = None,
     cache: int | float | str = 0,
     placement: str = "replicated",
     strategy: str = "auto",
+    num_hosts: int | None = None,
+    reuse: bool = False,
+    look_ahead: int = 2,
+    num_clusters: int = 0,
+    num_negatives: int = 1,
+    is_mixed: bool = False,
     seed: int = 0,
     num_steps: int | None = None,
+    num_trials: int = 3,
     memory_bytes: int | None = None,
     rates: Rates | None = None,
     measure: bool = True,
@@ -58,32 +73,35 @@ def choose_strategy(
     group_shape: str | None = None,
     group: Group | None = None,
 ) -> Plan:
-    """Plan the training of a model on a graph.
+    """Plan the training of a model on a graph; returns the plan, bound to its data.
 
     Args:
         graph: Square graph.
         model: The model; its input layer has an adapter.
-        features: ``[num_nodes, width]``.
+        features: ``[num_nodes, width]``, or the path of such a matrix as ``.npy``.
         partition: One part per rank.
         fanouts: Neighbours per layer, the hop at the seeds first; -1 for all.
-        batch_size: Seeds per step, over all ranks.
+        batch_size: Seeds, or pairs, per step over all ranks.
         interconnect: Measured cost of collectives. Left out: measured on ``group``, free for one rank.
-        seeds: int64 nodes trained on; all when left out.
-        cache: Copies of other ranks' rows per rank when features are sharded: rows, a share of all rows (``"10%"`` or
-            a float below 1) or bytes (``"4GB"``).
-        placement: ``"replicated"`` (every rank reads all features) or ``"sharded"`` (rows at their owner).
+        seeds: int64 nodes trained on, all when left out, or pairs ``[2, num_pairs]`` for link prediction.
+        cache: Rows of others (sharded) or of the file (disk) a rank keeps: a number, ``"10%"`` or ``"4GB"``.
+        placement: ``"replicated"``, ``"sharded"`` (rows at their owner) or ``"disk"`` (``features`` is a path).
         strategy: ``"auto"``, or a strategy to use whatever its cost.
+        num_hosts: Hosts that work data-parallel; left out, 1 or the H of ``group_shape``, whichever is cheaper.
+        reuse: Keep sharded rows of a batch for the next.
+        look_ahead: Batches whose rows are read ahead from disk.
+        num_clusters: Let batches follow an order of so many clusters. It changes what is drawn together.
+        num_negatives: Negatives per pair.
+        is_mixed: Compute and send activations in bfloat16.
         seed: Seed of batches and sampling.
-        num_steps: Steps to count; left out, until the choice is clear.
+        num_steps: Steps to count; left out, until the choice is clear or 5 % of an epoch are spent.
+        num_trials: Real steps of each strategy that is close to the best prediction; 0 for none.
         memory_bytes: Host memory a rank may use; strategies that need more cannot run.
         rates: Measured rates; left out, measured now.
-        measure: Whether to measure what is left out; else it counts as free, and only bytes tell strategies apart.
+        measure: Whether to measure what is left out; else it is free, only bytes differ, and nothing is tried.
         input_layer: Dotted name of the input layer, when the model has several candidates.
-        group_shape: ``"HxR"``, hosts and ranks of each; one host, or the shape ``interconnect`` was measured on.
+        group_shape: ``"HxR"``, hosts and ranks of each; one host, or what ``interconnect`` was measured on.
         group: The ranks, when they exist already: planning is then shared out over them.
-
-    Returns:
-        The plan, bound to its data.
 
     Raises:
         InputError: An argument is out of range.
@@ -91,135 +109,240 @@ def choose_strategy(
 
     Collective: all ranks of ``group``; they return equal plans.
     """
-    started = time.perf_counter()
-    data = TrainingData(graph, features, partition, seeds)
-    world_size = partition.num_parts
-    _check_choices(world_size, group, placement, strategy)
-    fanouts = parse_fanouts(fanouts)
-    name, module = find_input_layer(model, input_layer)
-    layer = split_layer(module, graph)
-    num_parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    shape = LayerShape.of(layer, num_parameters, graph.num_nodes, features.element_size(), placement)
-    cached_rows = parse_cache(cache, graph.num_nodes, shape.input_width * shape.element_bytes)
-    if cached_rows and placement == "replicated":
-        raise input_error("cache", cache, 'placement="sharded"', "leave cache out: replicated rows need no copies")
-    schedule = BatchSchedule(data.train_ids, batch_size, seed)
-    if rates is None:
-        rates = measure_rates(data, model, fanouts, batch_size, seed, group) if measure else Rates.free()
-    if interconnect is None and group is not None and world_size > 1 and measure:
-        interconnect = Interconnect.measure(group, budget_seconds=_MEASURE_SECONDS)
-    price = _make_price(interconnect, group_shape, world_size)
-    dry_run = DryRun(data, layer, shape, fanouts, seed, schedule, rates, price, cached_rows, group)
-    dry_run.sample(num_steps)
-    candidates = dry_run.candidates(memory_bytes)
-    plan = Plan(
-        strategy=_choose(strategy, candidates),
-        world_size=world_size,
-        fanouts=fanouts,
-        batch_size=batch_size,
-        seed=seed,
-        placement=placement,
-        cached_rows=cached_rows,
-        input_layer=name,
-        algebra=shape.algebra,
-        steps_per_epoch=schedule.steps_per_epoch,
-        num_steps_sampled=len(dry_run.counts),
-        candidates=tuple(candidates),
-        partition=_describe_partition(partition, graph),
-        graph_fingerprint=graph.fingerprint(),
-        interconnect_fingerprint="" if interconnect is None else interconnect.fingerprint,
-        planning_seconds=time.perf_counter() - started,
-    )
-    return plan.bind(graph, features, partition, seeds)
+    return _Planner(**locals()).plan()
 
 
-def _check_choices(world_size: int, group: Group | None, placement: str, strategy: str) -> None:
-    if group is not None and group.size != world_size:
-        raise PlanMismatchError(
-            f"partition has {world_size} parts, the group has {group.size} ranks; expected the same number; "
-            "partition into as many parts as there are ranks"
+@dataclass(frozen=True)
+class _Planner:
+    """The arguments of :func:`choose_strategy`, and what is made of them step by step."""
+
+    graph: Graph
+    model: nn.Module
+    features: Tensor | str | Path
+    partition: PartitionBook
+    fanouts: Sequence[int] | str
+    batch_size: int
+    interconnect: Interconnect | None
+    seeds: Tensor | None
+    cache: int | float | str
+    placement: str
+    strategy: str
+    num_hosts: int | None
+    reuse: bool
+    look_ahead: int
+    num_clusters: int
+    num_negatives: int
+    is_mixed: bool
+    seed: int
+    num_steps: int | None
+    num_trials: int
+    memory_bytes: int | None
+    rates: Rates | None
+    measure: bool
+    input_layer: str | None
+    group_shape: str | None
+    group: Group | None
+
+    def plan(self) -> Plan:
+        """Measure, count, price, try, choose."""
+        started = time.perf_counter()
+        self._check()
+        source = self.features if isinstance(self.features, Tensor) else Path(self.features)
+        data = TrainingData(self.graph, source, self.partition, self.seeds)
+        name, module = find_input_layer(self.model, self.input_layer)
+        interconnect = self._measure_interconnect()
+        workload = self._make_workload(data, module)
+        runs = [self._count(workload, layout) for layout in self._layouts(interconnect)]
+        candidates = [c for run in runs for c in run.candidates(self.memory_bytes)]
+        chosen = _choose(self.strategy, candidates)
+        plan = self._assemble(workload, name, chosen, candidates, interconnect)
+        counting_seconds = sum(run.counting_seconds for run in runs)
+        plan = replace(
+            plan,
+            num_steps_sampled=len(runs[0].counts),
+            counting_seconds=counting_seconds,
+            fewer_ranks=self._price_fewer_ranks(workload, interconnect, runs[0], chosen),
+        ).with_data(data)
+        if self.num_trials and self.measure and self.group is not None and self.strategy == "auto":
+            plan = try_strategies(plan, self.model, self.group, self.num_trials)
+        return replace(plan, planning_seconds=time.perf_counter() - started).with_data(data)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.partition.num_parts
+
+    def _check(self) -> None:
+        if self.group is not None and self.group.size != self.world_size:
+            raise PlanMismatchError(
+                f"partition has {self.world_size} parts, the group has {self.group.size} ranks; expected the same "
+                "number; partition into as many parts as there are ranks"
+            )
+        for name, value, known in (
+            ("placement", self.placement, PLACEMENTS),
+            ("strategy", self.strategy, ("auto", *STRATEGIES)),
+        ):
+            if value not in known:
+                raise input_error(name, value, f"one of {', '.join(known)}", "correct the spelling")
+        if self.placement == "disk" and isinstance(self.features, Tensor):
+            expected = 'the path of a .npy file, since placement="disk"'
+            raise input_error("features", "a tensor", expected, "save it with numpy.save, or choose another placement")
+        for name, value in (
+            ("num_trials", self.num_trials),
+            ("look_ahead", self.look_ahead),
+            ("num_clusters", self.num_clusters),
+        ):
+            if value < 0:
+                raise input_error(name, value, "at least 0", "pass 0 for none")
+        if self.num_steps is not None and self.num_steps < 1:
+            raise input_error("num_steps", self.num_steps, "at least 1", "leave it out to count until it is clear")
+        if self.num_clusters > self.graph.num_nodes:
+            expected = f"at most the graph's {self.graph.num_nodes} nodes"
+            raise input_error("num_clusters", self.num_clusters, expected, "pass fewer clusters, such as 64")
+        if self.reuse and self.placement != "sharded":
+            raise input_error("reuse", True, 'placement="sharded"', "leave reuse out: other rows are at hand anyway")
+        if self.num_hosts is not None:
+            check_hosts(self.num_hosts, self.world_size)
+
+    def _measure_interconnect(self) -> Interconnect | None:
+        if self.interconnect is None and self.group is not None and self.world_size > 1 and self.measure:
+            return Interconnect.measure(self.group, budget_seconds=_MEASURE_SECONDS)
+        return self.interconnect
+
+    def _make_workload(self, data: TrainingData, module: nn.Module) -> Workload:
+        fanouts, layer = parse_fanouts(self.fanouts), split_layer(module, self.graph)
+        num_parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+        element_bytes = data.features.element_size()
+        shape = LayerShape.of(layer, num_parameters, self.graph.num_nodes, element_bytes, self.placement, self.is_mixed)
+        cached_rows = self._parse_cache(shape)
+        schedule = data.schedule(
+            data.train_ids if self.seeds is None else self.seeds,
+            self.batch_size,
+            self.seed,
+            num_clusters=self.num_clusters,
+            num_negatives=self.num_negatives,
         )
-    if placement not in PLACEMENTS:
-        raise input_error("placement", placement, f"one of {', '.join(PLACEMENTS)}", "choose one of them")
-    if strategy != "auto" and strategy not in STRATEGIES:
-        raise input_error("strategy", strategy, f"auto or one of {', '.join(STRATEGIES)}", "correct the spelling")
+        rates = self.rates
+        if rates is None:
+            rates = measure_rates(data, self.model, fanouts, schedule, self.group) if self.measure else Rates.free()
+        return Workload(data, layer, shape, fanouts, self.seed, schedule, rates, cached_rows, self.reuse)
+
+    def _parse_cache(self, shape: LayerShape) -> int:
+        row_bytes = shape.input_width * shape.element_bytes
+        rows = parse_cache(self.cache, self.graph.num_nodes, row_bytes)
+        if rows and self.placement == "replicated":
+            raise input_error(
+                "cache", self.cache, 'placement="sharded" or "disk"', "leave cache out: replicated rows need no copies"
+            )
+        limit = self.memory_bytes or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if rows * row_bytes > limit:
+            expected = f"at most {limit} bytes per rank; {rows} rows of {row_bytes} bytes need {rows * row_bytes}"
+            raise input_error("cache", self.cache, expected, f"cache at most {limit // row_bytes} rows")
+        return rows
+
+    def _layouts(self, interconnect: Interconnect | None) -> list[Layout]:
+        """Return the layouts to compare: all ranks as one, and hosts that work data-parallel."""
+        hosts, per_host = self._shape(interconnect)
+        choices = [self.num_hosts] if self.num_hosts else [1] + ([hosts] if hosts > 1 and per_host > 1 else [])
+        return [self._layout(interconnect, self.world_size, number) for number in choices]
+
+    def _layout(self, interconnect: Interconnect | None, num_ranks: int, num_hosts: int) -> Layout:
+        if interconnect is None or num_ranks == 1:
+            return Layout(num_ranks, num_hosts, Prices(), self.world_size)
+        hosts, per_host = self._shape(interconnect)
+        if num_ranks < self.world_size:
+            hosts, per_host = (1, num_ranks) if num_ranks <= per_host else (num_ranks // per_host, per_host)
+        whole, inside = _price(interconnect, f"{hosts}x{per_host}"), num_ranks // num_hosts
+        if num_hosts == 1:
+            return Layout(num_ranks, 1, Prices(whole, whole), self.world_size)
+        local = _price(interconnect, f"1x{inside}" if inside <= per_host else f"{inside // per_host}x{per_host}")
+        across = _price(interconnect, f"{num_hosts}x1")
+        return Layout(num_ranks, num_hosts, Prices(local, whole, across), self.world_size)
+
+    def _shape(self, interconnect: Interconnect | None) -> tuple[int, int]:
+        """Return hosts and ranks of each."""
+        if self.group_shape:
+            shape = parse_shape(self.group_shape)
+            if math.prod(shape) != self.world_size:
+                expected = f"H times R equal to world_size={self.world_size}"
+                raise input_error("group_shape", self.group_shape, expected, "name the hosts the ranks are on")
+            return shape
+        measured = "" if interconnect is None else interconnect.group_shape
+        shape = parse_shape(measured) if measured else (1, self.world_size)
+        return shape if math.prod(shape) == self.world_size else (1, self.world_size)
+
+    def _count(self, workload: Workload, layout: Layout) -> DryRun:
+        run = DryRun(workload, layout, self.group)
+        run.sample(self.num_steps)
+        return run
+
+    def _price_fewer_ranks(
+        self, workload: Workload, interconnect: Interconnect | None, run: DryRun, chosen: Candidate
+    ) -> tuple[Candidate, ...]:
+        """Return the best strategy on one rank, one host and half the ranks, where counting a step is affordable."""
+        round_seconds = run.counting_seconds / max(1, len(run.counts) // run.group.size)
+        if interconnect is None or not math.isfinite(chosen.predicted_seconds):
+            return ()
+        if round_seconds > 0.01 * chosen.predicted_seconds:
+            return ()
+        _, per_host = self._shape(interconnect)
+        found = []
+        for num_ranks in sorted({1, per_host, self.world_size // 2}):
+            if not 0 < num_ranks < self.world_size or self.world_size % num_ranks:
+                continue
+            try:
+                fewer = DryRun(workload, self._layout(interconnect, num_ranks, 1), self.group)
+                fewer.sample(1)
+            except ArgumentError:  # the interconnect says nothing about so few ranks
+                continue
+            able = [c for c in fewer.candidates(self.memory_bytes) if not c.reason]
+            found += [min(able, key=lambda candidate: candidate.predicted_seconds)] if able else []
+        return tuple(found)
+
+    def _assemble(
+        self,
+        workload: Workload,
+        input_layer: str,
+        chosen: Candidate,
+        candidates: list[Candidate],
+        interconnect: Interconnect | None,
+    ) -> Plan:
+        cut_share = self.partition.cut / max(1, self.graph.num_edges)
+        return Plan(
+            strategy=chosen.strategy,
+            world_size=self.world_size,
+            fanouts=workload.fanouts,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            placement=self.placement,
+            cached_rows=workload.cached_rows,
+            input_layer=input_layer,
+            algebra=workload.shape.algebra,
+            steps_per_epoch=workload.schedule.steps_per_epoch,
+            num_steps_sampled=0,
+            candidates=tuple(candidates),
+            partition={"method": self.partition.method, "cut_share": cut_share, "balance": self.partition.balance},
+            graph_fingerprint=self.graph.fingerprint(),
+            interconnect_fingerprint="" if interconnect is None else interconnect.fingerprint,
+            num_hosts=chosen.num_hosts,
+            reuse=self.reuse,
+            look_ahead=self.look_ahead if self.placement == "disk" else 0,
+            num_clusters=self.num_clusters,
+            num_negatives=self.num_negatives,
+            is_mixed=self.is_mixed,
+            model_error=MODEL_ERROR,
+        )
 
 
-def _choose(strategy: str, candidates: list[Candidate]) -> str:
-    """Return the strategy asked for, or the cheapest; raise when it cannot run."""
-    runnable = [candidate for candidate in candidates if not candidate.reason]
-    wanted = [candidate for candidate in candidates if candidate.strategy == strategy]
-    if not runnable or (wanted and wanted[0].reason):
-        reasons = "; ".join(f"{c.strategy}: {c.reason}" for c in candidates if c.reason)
+def _choose(strategy: str, candidates: list[Candidate]) -> Candidate:
+    """Return the cheapest candidate, of the strategy asked for; raise when none can run."""
+    wanted = [c for c in candidates if strategy in ("auto", c.strategy)]
+    runnable = [c for c in wanted if not c.reason]
+    if not runnable:
+        reasons = "; ".join(f"{c.name}: {c.reason}" for c in wanted)
         raise PlanMismatchError(f"strategy={strategy!r} cannot run; {reasons}; allow another strategy or more memory")
-    return strategy if wanted else min(runnable, key=lambda candidate: candidate.predicted_seconds).strategy
+    return min(runnable, key=lambda candidate: candidate.predicted_seconds)
 
 
-def _describe_partition(partition: PartitionBook, graph: Graph) -> dict[str, float | str]:
-    cut_share = partition.cut / max(1, graph.num_edges)
-    return {"method": partition.method, "cut_share": cut_share, "balance": partition.balance}
-
-
-def _make_price(interconnect: Interconnect | None, group_shape: str | None, world_size: int) -> Price:
-    if interconnect is None or world_size == 1:
-        return lambda collective, num_bytes: 0.0
-    measured = interconnect.group_shape
-    fits = measured and math.prod(int(part) for part in measured.split("x")) == world_size
-    shape = group_shape or (measured if fits else f"1x{world_size}")
+def _price(interconnect: Interconnect, shape: str) -> Price:
     return lambda collective, num_bytes: interconnect.seconds(collective, num_bytes, shape)
-
-
-def parse_fanouts(fanouts: Sequence[int] | str) -> tuple[int, ...]:
-    """Return fanouts as a tuple.
-
-    Args:
-        fanouts: Integers, or text such as ``"10,10"``.
-
-    Raises:
-        InputError: Empty, not integers, or neither positive nor -1.
-
-    >>> parse_fanouts("15,10,-1")
-    (15, 10, -1)
-    """
-    remedy = 'pass one number per layer, such as "10,10"'
-    try:
-        items = fanouts.split(",") if isinstance(fanouts, str) else list(fanouts)
-        parsed = tuple(int(item) for item in items)
-        exact = all(float(item) == number for item, number in zip(items, parsed, strict=True))
-    except (TypeError, ValueError, OverflowError):
-        raise input_error("fanouts", fanouts, "integers", remedy) from None
-    if not parsed or not exact or any(number < 1 and number != -1 for number in parsed):
-        raise input_error("fanouts", fanouts, "integers of at least 1, or -1 for all neighbours", remedy)
-    return parsed
-
-
-def parse_cache(cache: int | float | str, num_nodes: int, row_bytes: int) -> int:
-    """Return a cache size as a number of rows.
-
-    Args:
-        cache: Rows, a share of all rows (``"10%"`` or a float below 1), or bytes (``"4GB"``).
-        num_nodes: Number of all rows.
-        row_bytes: Bytes of one row.
-
-    Raises:
-        InputError: Not a size, or larger than all rows.
-
-    >>> parse_cache("10%", 1000, 64), parse_cache("64KB", 1000, 64), parse_cache(5, 1000, 64)
-    (100, 1000, 5)
-    """
-    remedy = 'pass rows, a share such as "10%" or a size such as "4GB"'
-    units = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
-    try:
-        if isinstance(cache, str) and cache.strip().endswith("%"):
-            rows = round(float(cache.strip()[:-1]) / 100 * num_nodes)
-        elif isinstance(cache, str) and cache.strip()[-2:].upper() in units:
-            rows = int(float(cache.strip()[:-2]) * units[cache.strip()[-2:].upper()] // max(1, row_bytes))
-        elif isinstance(cache, float) and cache < 1:
-            rows = round(cache * num_nodes)
-        else:
-            rows = int(cache)
-    except (ValueError, OverflowError):
-        raise input_error("cache", cache, "a size", remedy) from None
-    if not 0 <= rows <= num_nodes:
-        raise input_error("cache", cache, f"between 0 and the graph's {num_nodes} rows, it is {rows} rows", remedy)
-    return rows

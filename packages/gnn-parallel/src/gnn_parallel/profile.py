@@ -1,7 +1,8 @@
 """Measures how fast this machine does what a step consists of, on the workload's own batches.
 
 Every rate is a time divided by the counted work behind it. All ranks of a group measure at the same time, so that ranks
-that share cores or memory bandwidth see each other's load, as they will in training.
+that share cores or memory bandwidth see each other's load; how much of it is sharing cores shows in the processor time
+they used, and is kept apart as *contention*.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,25 +23,22 @@ from gnn_parallel.adapters import find_input_layer, split_layer
 from gnn_parallel.cost_model import Rates
 from gnn_parallel.data import TrainingData
 from gnn_parallel.dropout import sampling_step
-from gnn_parallel.engine import InputBlock, answering
+from gnn_parallel.input_layer import InputBlock, answering
 from gnn_parallel.layers import SplitLayer, View
-from gnn_parallel.loader import BatchSchedule, share_seeds
+from gnn_parallel.loader import Schedule
 from gnn_parallel.strategies.base import sample_in_edges
 from gnn_parallel.strategies.snp import split_by_source_owner
 
 __all__ = ["left_as_it_is", "measure_rates"]
+
+T = TypeVar("T")
 
 _MIN_REPEATS, _MAX_REPEATS, _PART_SECONDS = 3, 15, 0.1
 """Repetitions of each part: at least 3, more while they are quick."""
 
 
 def measure_rates(
-    data: TrainingData,
-    model: nn.Module,
-    fanouts: tuple[int, ...],
-    batch_size: int,
-    seed: int,
-    group: Group | None = None,
+    data: TrainingData, model: nn.Module, fanouts: tuple[int, ...], schedule: Schedule, group: Group | None = None
 ) -> Rates:
     """Measure on this rank's share of the first batch.
 
@@ -46,8 +46,7 @@ def measure_rates(
         data: Graph, features and partition.
         model: The model; left as it is.
         fanouts: Neighbours per layer, the hop at the seeds first.
-        batch_size: Seeds per step over all ranks.
-        seed: Seed of the sampler.
+        schedule: The batches.
         group: The ranks; one rank measures alone when left out.
 
     Returns:
@@ -58,13 +57,12 @@ def measure_rates(
     group = group or Group.single()
     _, module = find_input_layer(model)
     layer = split_layer(module, data.graph)
-    batch = BatchSchedule(data.train_ids, batch_size, seed).batches(0)[0]
-    shares = share_seeds(batch, data.owner, data.partition.num_parts)
-    seeds = max(shares, key=len) if group.size == 1 else shares[group.rank]
+    shares = schedule.share(0, schedule.positions(0)[0], data.owner, data.partition.num_parts)
+    seeds = max((s.seeds for s in shares), key=len) if group.size == 1 else shares[group.rank].seeds
     if not len(seeds):
-        seeds = batch[:1]
+        seeds = data.train_ids[:1]
     with left_as_it_is(model):
-        bench = _Bench(data, model, module, layer, fanouts, seed, seeds, group)
+        bench = _Bench(data, model, module, layer, fanouts, schedule.seed, seeds, group)
         rates = torch.tensor(bench.measure(), dtype=torch.float64)
     return Rates(*(group.all_reduce(rates, tag="planning") / group.size).tolist())
 
@@ -108,20 +106,30 @@ class _Bench:
         """Return the fields of :class:`Rates`, in order."""
         sample_seconds, (blocks, destinations, indptr, sources) = self._time(self._sample)
         num_edges = len(sources) + sum(block.num_edges for block in blocks)
-        element, width = self.data.features.element_size(), self.layer.input_width
-        graph = View(self.data.features, indptr, sources).graph()
-        read_seconds, aggregated = self._time(lambda: ops.spmm(graph, self.data.features))
+        features = self.data.features
+        element, width = features.element_size(), self.layer.input_width
+        table, local, disk = features, sources, 0.0
+        if isinstance(self.data.source, Path):
+            unique, local = ops.unique_relabel(sources[:0], sources)
+            disk_seconds, table = self._time(lambda: features[unique.long()])
+            disk = disk_seconds / max(1, table.numel() * element)
+        graph = View(table, indptr, local).graph()
+        read_seconds, aggregated = self._time(lambda: ops.spmm(graph, table))
         project_seconds, rows = self._time(lambda: self._project(aggregated))
         row_seconds, _ = self._time(
             lambda: ops.scatter_add(ops.gather(rows, _reversed(rows)), _reversed(rows), len(rows))
         )
         owner, parts = self.data.owner[sources.long()], self.data.partition.num_parts
         split_seconds, _ = self._time(lambda: split_by_source_owner(indptr, sources, owner, parts))
-        step_seconds, _ = self._time(lambda: self._step(blocks, destinations, indptr, sources))
+        used = time.process_time()
+        started = time.perf_counter()
+        step_seconds, _ = self._time(lambda: self._step(blocks, destinations, table, indptr, local))
+        # Seconds that passed over seconds this rank was computing: how many ranks a core had to serve.
+        contention = max(1.0, (time.perf_counter() - started) / max(time.process_time() - used, 1e-9))
         projected = getattr(self.layer, "projected_width", self.layer.output_width)
         row_bytes = max(1, rows.numel() * element)
         upper = max(0.0, step_seconds - read_seconds - project_seconds)
-        return [
+        rates = [
             sample_seconds / max(1, num_edges),
             read_seconds / max(1, len(sources) * width * element),
             project_seconds / max(1, 4 * len(aggregated) * width * projected),
@@ -129,8 +137,9 @@ class _Bench:
             split_seconds / max(1, len(sources)),
             upper,
         ]
+        return [*(rate / contention for rate in rates), disk, contention]
 
-    def _time(self, part: Callable[[], object]) -> tuple[float, object]:
+    def _time(self, part: Callable[[], T]) -> tuple[float, T]:
         """Run once to warm up, then on the clock; returns the median and the last result."""
         result = part()
         self.group.barrier()
@@ -155,16 +164,17 @@ class _Bench:
         rows.backward(torch.ones_like(rows))
         return rows.detach()
 
-    def _step(self, blocks: list, destinations: Tensor, indptr: Tensor, sources: Tensor) -> None:
+    def _step(self, blocks: list, destinations: Tensor, table: Tensor, indptr: Tensor, local: Tensor) -> None:
         self.optimizer.zero_grad()
         scale = self.layer.destination_scale
-        weight = self.layer.source_scale
+        # Which rows are read does not matter for the time, only how many.
+        roots = torch.arange(len(destinations)) % max(1, len(table))
         view = View(
-            self.data.features,
+            table,
             indptr,
-            sources,
-            None if weight is None else weight[sources],
-            destinations,
+            local,
+            None if self.layer.source_scale is None else table.new_ones(len(local)),
+            roots,
             None if scale is None else scale[destinations],
         )
         self.layer.load(view)

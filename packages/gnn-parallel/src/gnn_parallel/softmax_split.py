@@ -83,14 +83,16 @@ class SoftmaxSplit(ProjectedSplit):
         bias = self._query_bias()
         return query if bias is None else query + bias
 
-    def attend(self, graph: Graph, projected: Tensor, query: Tensor) -> Tensor:
+    def attend(self, graph: Graph, projected: Tensor, query: Tensor | None) -> Tensor:
         """Compute result rows from projected sources and queries of all in-edges."""
+        assert query is not None  # attention always has a query
         alpha = ops.segment_softmax(graph, self.score(graph, projected, query))
         values = ops.spmm(graph, projected.view(-1, self.heads, self.channels), weight=alpha)
         return self.finish(values)
 
-    def partial(self, view: View, query: Tensor) -> Tensor:
+    def partial(self, view: View, query: Tensor | None) -> Tensor:
         """Return (log-sum-exp per head, values) of a loaded view's edges, ``[rows, state_width]``."""
+        assert query is not None
         graph = view.local
         projected = self.complete_sources(self.project(view.rows))
         logits = self.score(graph, projected, query)
@@ -111,6 +113,6 @@ class SoftmaxSplit(ProjectedSplit):
         merged = virtual.sum(weighted).view(-1, self.heads, self.channels)
         return merged / torch.where(z == 0, 1.0, z)[:, :, None]
 
-    def conclude(self, merged: Tensor, query: Tensor) -> Tensor:
+    def conclude(self, merged: Tensor, query: Tensor | None) -> Tensor:
         """Apply what follows the weighted sum."""
         return self.finish(merged)

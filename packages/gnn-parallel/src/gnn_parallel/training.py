@@ -1,142 +1,34 @@
 """The training loop behind ``gnn-parallel train``: plan, train, validate, test, and say what was measured.
 
-It is the six lines of the README with reports around them. Every rank runs it; rank 0 shows progress.
+It is the six lines of the README with reports around them. Every rank runs it; rank 0 shows progress and writes files.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
-from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from core_kernels import PartitionBook, datasets
+from core_kernels import PartitionBook
 from core_kernels.comm import Group
 from core_kernels.console import progress, say
-from core_kernels.datasets import GraphData
-from core_kernels.interconnect import Interconnect
+from gnn_parallel.checkpoint import load_checkpoint, save_checkpoint
 from gnn_parallel.clock import TERMS
-from gnn_parallel.engine import Engine
-from gnn_parallel.errors import input_error
+from gnn_parallel.engine import Batch, Engine
 from gnn_parallel.exchange import TAGS
-from gnn_parallel.models import SampledGNN, make_model
+from gnn_parallel.features import ShardedFeatures, StoredFeatures
+from gnn_parallel.jobs import LabelledGraph, TrainJob, make_plan
 from gnn_parallel.plan import Plan
-from gnn_parallel.planner import choose_strategy
-from gnn_parallel.race import race_strategies
 
-__all__ = ["TrainJob", "load_dataset", "make_plan", "settle_terms", "train_on_rank"]
+__all__ = ["batch_loss", "settle_terms", "train_on_rank"]
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class TrainJob:
-    """What to train, on what, for how long; small enough to send to every rank.
-
-    Attributes:
-        dataset: ``"movielens"``, ``"sbm"`` or a folder of ``.npy`` files.
-        model: Name of a model.
-        hidden: Columns between layers.
-        fanouts: Neighbours per layer, the hop at the seeds first.
-        batch_size: Seeds per step over all ranks.
-        epochs: Epochs.
-        strategy: ``"auto"`` or a strategy.
-        learning_rate: Of Adam.
-        dropout: Between layers.
-        heads: Of attention layers.
-        seed: Of weights, batches and sampling.
-        placement: ``"replicated"`` or ``"sharded"`` features.
-        cache: Copies of other ranks' rows, when sharded.
-        dtype: Type of features and weights.
-        interconnect: A saved interconnect file; measured when left out.
-        race: Steps for which strategies predicted to be close are measured before the choice; 0 for none.
-        is_shown: Whether rank 0 prints.
-    """
-
-    dataset: str = "movielens"
-    model: str = "sage"
-    hidden: int = 64
-    fanouts: tuple[int, ...] = (10, 10)
-    batch_size: int = 512
-    epochs: int = 5
-    strategy: str = "auto"
-    learning_rate: float = 0.003
-    dropout: float = 0.5
-    heads: int = 4
-    seed: int = 0
-    placement: str = "replicated"
-    cache: str = "0"
-    dtype: str = "float32"
-    interconnect: str = ""
-    race: int = 0
-    is_shown: bool = True
-
-    def make_model(self, data: GraphData) -> SampledGNN:
-        """Build the model, with equal weights on every rank."""
-        return make_model(
-            self.model,
-            data.num_features,
-            self.hidden,
-            data.num_classes,
-            len(self.fanouts),
-            heads=self.heads,
-            dropout=self.dropout,
-            seed=self.seed,
-            dtype=getattr(torch, self.dtype),
-        )
-
-
-def load_dataset(name: str, dtype: str = "float32") -> GraphData:
-    """Return a data set with features and labels.
-
-    Args:
-        name: ``"movielens"``, ``"sbm"`` (a generated graph with planted classes) or a folder of ``.npy`` files.
-        dtype: ``"float32"`` or ``"float64"``, the type of the features.
-
-    Raises:
-        InputError: An unknown name, or data without features, labels or masks.
-    """
-    if name == "movielens":
-        data = datasets.movielens()
-    elif name == "sbm":
-        data = datasets.sbm(20_000, num_classes=20, num_features=64)
-    elif Path(name).is_dir():
-        data = datasets.npy_folder(name)
-    else:
-        raise input_error("dataset", name, "movielens, sbm or an existing folder", "correct the spelling or the path")
-    missing = [
-        part for part in ("features", "labels", "train_mask", "val_mask", "test_mask") if getattr(data, part) is None
-    ]
-    if missing:
-        raise input_error("dataset", name, f"{', '.join(missing)} as well", "add the missing files to the folder")
-    return replace(data, features=data.features.to(getattr(torch, dtype)))
-
-
-def make_plan(job: TrainJob, data: GraphData, partition: PartitionBook, group: Group | None, **options: Any) -> Plan:
-    """Plan a job; see :func:`gnn_parallel.plan`."""
-    if job.interconnect:
-        options = {"interconnect": Interconnect.load(job.interconnect)} | options
-    return choose_strategy(
-        data.graph,
-        job.make_model(data),
-        features=data.features,
-        partition=partition,
-        fanouts=job.fanouts,
-        batch_size=job.batch_size,
-        seeds=data.train_mask.nonzero().view(-1),
-        cache=job.cache,
-        placement=job.placement,
-        strategy=job.strategy,
-        seed=job.seed,
-        group=group,
-        **options,
-    )
 
 
 def train_on_rank(group: Group, job: TrainJob, partition: PartitionBook) -> dict[str, Any]:
@@ -151,61 +43,104 @@ def train_on_rank(group: Group, job: TrainJob, partition: PartitionBook) -> dict
         The report: ``strategy``, ``candidates``, ``epochs``, ``test_accuracy``, ``world_size``, ``predicted``,
         ``measured``; equal on every rank.
     """
-    data = load_dataset(job.dataset, job.dtype)
-    shows = job.is_shown and group.rank == 0
-    plan = make_plan(job, data, partition, group)
-    if job.race and job.strategy == "auto":
-        plan = race_strategies(plan, job.make_model(data), group, job.race)
-    if shows:
-        say(plan.explain())
-    model = job.make_model(data)
-    engine = Engine(plan, model, group)
-    optimizer = torch.optim.Adam(model.parameters(), lr=job.learning_rate, weight_decay=5e-4)
-    train_ids, val_ids, test_ids = (
-        mask.nonzero().view(-1) for mask in (data.train_mask, data.val_mask, data.test_mask)
-    )
-    epochs = []
-    for epoch in range(job.epochs):
-        epochs.append(_train_epoch(engine, optimizer, train_ids, data.labels, epoch, shows))
-        epochs[-1]["val_accuracy"] = engine.evaluate(val_ids, data.labels)
+    data = job.load()
+    run = _Run(group, job, data, make_plan(job, data, partition, group))
+    first = load_checkpoint(job.resume, run.engine, run.optimizer) if job.resume else 0
+    for epoch in range(first, job.epochs):
+        if job.replan_every and epoch > first and (epoch - first) % job.replan_every == 0:
+            run.replan(partition)
+        run.train_epoch(epoch)
+    if job.save:
+        save_checkpoint(job.save, run.engine, run.optimizer, job.epochs)
+    report = _report(run.engine.plan, run.epochs, run.evaluate(data.test_ids))
+    run.engine.close()
+    return report
+
+
+def batch_loss(batch: Batch, output: Tensor) -> Tensor:
+    """Return the mean loss over a rank's part of a batch: cross entropy of classes, or of links."""
+    assert batch.y is not None
+    if batch.pairs is None:
+        return F.cross_entropy(output, batch.y)
+    scores = (output[batch.pairs[0]] * output[batch.pairs[1]]).sum(1)
+    return F.binary_cross_entropy_with_logits(scores, batch.y.to(scores.dtype))
+
+
+class _Run:
+    """Engine, optimizer and report of a job on one rank."""
+
+    def __init__(self, group: Group, job: TrainJob, data: LabelledGraph, plan: Plan):
+        self.group, self.job, self.data = group, job, data
+        self.shows = job.is_shown and group.rank == 0
+        self.epochs: list[dict[str, Any]] = []
+        if self.shows:
+            say(plan.explain())
+        self.engine = Engine(plan, job.make_model(data), group)
+        self.optimizer = torch.optim.Adam(self.engine.model.parameters(), lr=job.learning_rate, weight_decay=5e-4)
+
+    def replan(self, partition: PartitionBook) -> None:
+        """Plan again on the machine as it is now, and go on under the new plan where it is another."""
+        plan = make_plan(self.job, self.data, partition, self.group)
+        before = self.engine.plan
+        if (plan.strategy, plan.num_hosts) != (before.strategy, before.num_hosts):
+            if self.shows:
+                say(f"going on under {plan.predicted.name} instead of {before.predicted.name}")
+            self.engine = self.engine.follow(plan, self.optimizer)
+
+    def train_epoch(self, epoch: int) -> None:
+        """Train and validate an epoch and add it to the report."""
+        engine, job = self.engine, self.job
+        total, sent = torch.zeros(1, dtype=torch.float64), engine.ranks.sent_bytes()
+        reads = _reads(engine)
+        started = time.perf_counter()
+        with progress(f"epoch {epoch + 1}", engine.plan.steps_per_epoch if self.shows else None) as advance:
+            for batch in engine.loader(self.data.train_ids, self.data.labels, epoch):
+                total += self._train_step(batch)
+                advance()
+        elapsed = time.perf_counter() - started
+        mine = engine.clock.take()
+        found = {
+            "epoch": epoch,
+            "strategy": engine.plan.strategy,
+            "loss": float(self.group.all_reduce(total, tag="report")) / engine.plan.steps_per_epoch,
+            "val_accuracy": 0.0,
+            "seconds": settle_terms(self.group, mine, elapsed),
+            **_sum_bytes(engine, sent),
+            "imbalance": _imbalance(self.group, mine["sample"] + mine["load"] + mine["compute"]),
+            "hit_rate": _hit_rate(self.group, reads, _reads(engine)),
+        }
+        found["val_accuracy"] = self.evaluate(self.data.val_ids)
         engine.clock.take()
-        if shows:
+        self.epochs.append(found)
+        self._tell(found, job)
+
+    def evaluate(self, items: Tensor) -> float:
+        """Return the accuracy through all neighbours, or through sampled ones."""
+        fanouts = self.engine.plan.fanouts if self.job.validation == "sampled" else None
+        return self.engine.evaluate(items, self.data.labels, fanouts)
+
+    def _train_step(self, batch: Batch) -> float:
+        """Train a step; returns this rank's part of the mean loss."""
+        engine = self.engine
+        self.optimizer.zero_grad()
+        loss = batch_loss(batch, engine(batch))
+        engine.backward(loss)
+        if self.job.clip:
+            engine.clip_grad_norm_(self.job.clip)
+        with engine.clock("compute"):
+            self.optimizer.step()
+        return float(loss.detach()) * batch.share if len(batch.seeds) else 0.0
+
+    def _tell(self, found: dict[str, Any], job: TrainJob) -> None:
+        _log.info("rank %d %s", self.group.rank, json.dumps(found))
+        if job.log and self.group.rank == 0:
+            with open(job.log, "a") as file:
+                file.write(json.dumps(found) + "\n")
+        if self.shows:
             say(
-                f"epoch {epoch + 1}/{job.epochs}  loss {epochs[-1]['loss']:.4f}  "
-                f"validation {epochs[-1]['val_accuracy']:.1%}  {sum(epochs[-1]['seconds'].values()):.2f} s"
+                f"epoch {found['epoch'] + 1}/{job.epochs}  loss {found['loss']:.4f}  "
+                f"validation {found['val_accuracy']:.1%}  {sum(found['seconds'].values()):.2f} s"
             )
-        _log.info("rank %d epoch %d %s", group.rank, epoch, epochs[-1])
-    return _report(plan, epochs, engine.evaluate(test_ids, data.labels))
-
-
-def _train_epoch(
-    engine: Engine, optimizer: torch.optim.Optimizer, seeds: Tensor, labels: Tensor, epoch: int, shows: bool
-) -> dict[str, Any]:
-    group, total = engine.group, torch.zeros(1, dtype=torch.float64)
-    before = group.counters.snapshot()
-    started = time.perf_counter()
-    with progress(f"epoch {epoch + 1}", engine.plan.steps_per_epoch if shows else None) as advance:
-        for batch in engine.loader(seeds, labels, epoch):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(engine(batch), batch.y)
-            engine.backward(loss)
-            with engine.clock("compute"):
-                optimizer.step()
-            if len(batch.seeds):
-                total += float(loss.detach()) * batch.share
-            advance()
-    elapsed = time.perf_counter() - started
-    terms = settle_terms(group, engine.clock.take(), elapsed)
-    after = group.counters.snapshot()
-    sent = [after.get(tag, _NOTHING)["sent_bytes"] - before.get(tag, _NOTHING)["sent_bytes"] for tag in TAGS]
-    by_tag = group.all_reduce(torch.tensor(sent, dtype=torch.float64), tag="report")
-    return {
-        "loss": float(group.all_reduce(total, tag="report")) / engine.plan.steps_per_epoch,
-        "val_accuracy": 0.0,
-        "seconds": terms,
-        "bytes": int(by_tag.sum()),
-        "bytes_by_tag": dict(zip(TAGS, map(int, by_tag.tolist()), strict=True)),
-    }
 
 
 def settle_terms(group: Group, terms: dict[str, float], elapsed: float) -> dict[str, float]:
@@ -222,7 +157,37 @@ def settle_terms(group: Group, terms: dict[str, float], elapsed: float) -> dict[
     return settled
 
 
-_NOTHING = {"sent_bytes": 0}
+def _sum_bytes(engine: Engine, before: dict[str, int]) -> dict[str, Any]:
+    """Return the bytes all ranks have sent since ``before``, whole and by tag."""
+    now = engine.ranks.sent_bytes()
+    sent = torch.tensor([now.get(tag, 0) - before.get(tag, 0) for tag in TAGS], dtype=torch.float64)
+    by_tag = engine.group.all_reduce(sent, tag="report")
+    return {"bytes": int(by_tag.sum()), "bytes_by_tag": dict(zip(TAGS, map(int, by_tag.tolist()), strict=True))}
+
+
+def _imbalance(group: Group, busy_seconds: float) -> float:
+    """Return the longest over the average time that ranks worked."""
+    mine = torch.tensor([busy_seconds], dtype=torch.float64)
+    longest = float(group.all_reduce(mine, op="max", tag="report"))
+    return longest / max(float(group.all_reduce(mine, tag="report")) / group.size, 1e-12)
+
+
+def _reads(engine: Engine) -> tuple[int, int]:
+    """Return the rows looked up so far, and those of them that were not at hand."""
+    features = engine.features
+    if isinstance(features, ShardedFeatures):
+        return features.rows_read, features.rows_fetched
+    if isinstance(features, StoredFeatures):
+        rows = features.store.counters.rows
+        return sum(rows.values()), rows["disk"]
+    return 0, 0
+
+
+def _hit_rate(group: Group, before: tuple[int, int], after: tuple[int, int]) -> float:
+    """Return the share of rows, over all ranks, that were at hand; 1 where all are."""
+    counts = torch.tensor([a - b for a, b in zip(after, before, strict=True)], dtype=torch.float64)
+    read, missed = group.all_reduce(counts, tag="report").tolist()
+    return 1.0 - missed / read if read else 1.0
 
 
 def _report(plan: Plan, epochs: list[dict[str, Any]], test_accuracy: float) -> dict[str, Any]:
@@ -233,8 +198,9 @@ def _report(plan: Plan, epochs: list[dict[str, Any]], test_accuracy: float) -> d
     )
     return {
         "strategy": plan.strategy,
+        "num_hosts": plan.num_hosts,
         "candidates": {
-            c.strategy: {
+            c.name: {
                 "predicted_seconds": c.predicted_seconds if math.isfinite(c.predicted_seconds) else None,
                 "bytes": c.bytes,
                 "seconds": c.seconds,

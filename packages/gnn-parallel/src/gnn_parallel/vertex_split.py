@@ -87,17 +87,18 @@ class VertexSplit(ProjectedSplit):
     def obstacles(self) -> dict[str, str]:
         """Return why this layer cannot run under SNP."""
         for number in self._reductions:
-            behind = self._behind(number) - {self._softmax_of[number]}
+            softmax = self._softmax_of[number]
+            behind = self._behind(number) - ({softmax} if softmax is not None else set())
             if any(self.program.traced.nodes[n].op in (*_REDUCTIONS, "softmax") for n in behind):
                 return {"snp": f"vertex program {self.program.name} aggregates what depends on another aggregation"}
-            softmax = self._softmax_of[number]
             if softmax is not None and self._degree_in(self.program.traced.nodes[number].args[0], softmax) != 1:
                 return {"snp": f"vertex program {self.program.name} has a sum that is not linear in its softmax"}
         return {}
 
     def column_parameters(self) -> list[nn.Parameter]:
         """Return the weights whose columns NFP spreads over ranks."""
-        return [linear.weight for linear in (*self.sources.values(), *self.destinations.values())]
+        maps: list[Any] = [*self.sources.values(), *self.destinations.values()]
+        return [linear.weight for linear in maps]
 
     def project(self, x: Tensor, columns: Columns = None) -> Tensor:
         """Map source rows, or a slice of their columns, without bias."""
@@ -180,7 +181,8 @@ class VertexSplit(ProjectedSplit):
         results = []
         for number in self._reductions:
             if self._softmax_of[number] is not None:
-                next(shapes), next(shapes)
+                next(shapes)  # of m
+                next(shapes)  # of z
             results.append(next(shapes))
         return results
 
@@ -212,9 +214,9 @@ class VertexSplit(ProjectedSplit):
             if nodes[number].attr in by_kind[nodes[number].kind]
         }
 
-    def _behind(self, number: int) -> set[int | None]:
+    def _behind(self, number: int) -> set[int]:
         """Return the numbers of all values that ``number`` is computed from."""
-        found: set[int | None] = set()
+        found: set[int] = set()
         waiting = list(self.program.traced.nodes[number].args)
         while waiting:
             current = waiting.pop()
@@ -235,8 +237,9 @@ class VertexSplit(ProjectedSplit):
             return 1
         if softmax not in self._behind(number):
             return 0
-        degrees = [self._degree_in(arg, softmax) for arg in node.args]
-        if None in degrees:
+        found = [self._degree_in(arg, softmax) for arg in node.args]
+        degrees = [degree for degree in found if degree is not None]
+        if len(degrees) < len(found):
             return None
         if node.op == "mul":
             return sum(degrees)

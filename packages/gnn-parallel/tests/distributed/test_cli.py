@@ -34,8 +34,8 @@ def test_train_reports_plan_epochs_and_accuracy(folder, tmp_path, capfd):
         *COMMON,
         "--epochs",
         "2",
-        "--race",
-        "1",
+        "--trials",
+        "2",
         "--json",
         str(out),
     ]

@@ -105,7 +105,7 @@ def test_an_engine_refuses_another_number_of_ranks(problem):
         ({"batch_size": 0}, "batch_size=0"),
         ({"seeds": torch.zeros(0, dtype=torch.int64)}, "at least one node"),
         ({"seeds": torch.zeros(3)}, "int64"),
-        ({"strategy": "best"}, "auto or one of gdp, nfp, snp, dnp"),
+        ({"strategy": "best"}, "one of auto, gdp, nfp, snp, dnp"),
         ({"placement": "nowhere"}, "replicated, sharded"),
         ({"cache": "10%"}, "sharded"),
         ({"cache": "many", "placement": "sharded"}, "a size"),

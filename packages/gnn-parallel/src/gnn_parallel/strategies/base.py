@@ -43,6 +43,7 @@ class Context:
         depth: Number of the input layer's hop in the sampler, 0 at the seeds.
         placement: ``"replicated"`` or ``"sharded"`` features.
         clock: Takes the seconds per term.
+        travel: Type in which activations travel, their own when ``None``.
     """
 
     graph: Graph
@@ -55,6 +56,7 @@ class Context:
     depth: int
     placement: str = "replicated"
     clock: TermClock = field(default_factory=TermClock)
+    travel: torch.dtype | None = None
 
     @property
     def id_dtype(self) -> torch.dtype:
@@ -84,7 +86,7 @@ class Context:
             scale = layer.destination_scale[destinations] if has_scale else None
             find = self.features.local if is_partial else self.features.lookup
             roots = destinations if layer.reads_roots else None
-            if roots is None or self.placement == "replicated":
+            if roots is None or self.placement == "replicated":  # the table is the whole matrix
                 table, rows = find(sources)
             else:
                 table, rows = find(torch.cat([roots, sources.to(roots.dtype)]))
@@ -122,6 +124,10 @@ class Strategy(ABC):
     @abstractmethod
     def reshuffle(self, work: Any, rows: Any) -> Tensor:
         """Bring result rows to the ranks that asked, in their order. Collective."""
+
+    def reads_ahead(self, parcel: Any) -> Tensor | None:
+        """Return the rows that :meth:`shuffle` will look up for a parcel, where that is known so early."""
+        return None
 
     def prepare(self, destinations: Tensor, step: int) -> Any:
         """Run the two stages that know no gradients. Collective."""

@@ -85,7 +85,7 @@ class DestinationNodeParallel(Strategy):
     def reshuffle(self, work: Work, rows: Tensor) -> Tensor:
         """Send the rows to whoever asked and put them in the batch's order."""
         context, request = self.context, work.request
-        received = exchange_rows(context.group, rows, work.send_counts, request.counts, context.clock)
+        received = exchange_rows(context.group, rows, work.send_counts, request.counts, context.clock, context.travel)
         place = torch.empty_like(request.home)
         place[request.home] = torch.arange(len(place))
         return ops.gather(received, place)

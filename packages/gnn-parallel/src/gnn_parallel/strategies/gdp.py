@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from gnn_parallel.layers import View
@@ -34,6 +35,10 @@ class GraphDataParallel(Strategy):
     def permute(self, destinations: Tensor, step: int) -> OwnBatch:
         """Sample; nothing leaves this rank."""
         return OwnBatch(destinations, *self.context.sample(destinations, step))
+
+    def reads_ahead(self, parcel: OwnBatch) -> Tensor:
+        """Return sources and destinations."""
+        return torch.cat([parcel.destinations, parcel.sources.to(parcel.destinations.dtype)])
 
     def shuffle(self, parcel: OwnBatch) -> View:
         """Read features, remote ones from their owners."""

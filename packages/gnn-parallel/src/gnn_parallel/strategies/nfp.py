@@ -20,14 +20,14 @@ from torch import Tensor
 from core_kernels import Graph, ops
 from core_kernels.comm import Group
 from gnn_parallel.clock import TermClock
-from gnn_parallel.layers import ProjectedSplit, View
+from gnn_parallel.layers import ProjectedSplit, SplitLayer, View
 from gnn_parallel.linear_split import LinearSplit
 from gnn_parallel.strategies.base import Context, Strategy, join_runs, split_runs
 
 __all__ = ["NodeFeatureParallel", "sends_destinations"]
 
 
-def sends_destinations(layer: LinearSplit | ProjectedSplit) -> bool:
+def sends_destinations(layer: SplitLayer) -> bool:
     """Return whether executors need to know which nodes the destinations are."""
     return layer.reads_roots or layer.destination_scale is not None
 
@@ -100,7 +100,9 @@ class NodeFeatureParallel(Strategy):
             with context.clock("load"):
                 sources, roots = (ops.gather(*context.features.lookup(part)) for part in parts)
             empty = torch.zeros(1, dtype=torch.int64)
-            return Work(View(sources, empty, empty[:0], rows=sources, root_rows=roots), counts, parcel.graph)
+            view = View(sources, empty, empty[:0], root_rows=roots)
+            view.rows = sources
+            return Work(view, counts, parcel.graph)
         indptr = torch.zeros(len(parts[0]) + 1, dtype=torch.int64)
         torch.cumsum(parts[0], 0, out=indptr[1:])
         destinations = parts[2].long() if len(parts) == 3 else None
@@ -112,23 +114,25 @@ class NodeFeatureParallel(Strategy):
         if isinstance(layer, LinearSplit):
             return [layer.combine(view, self.columns)]
         assert isinstance(layer, ProjectedSplit)
-        return [layer.project(view.rows, self.columns), layer.project_root(view.root_rows, self.columns)]
+        return [layer.project(view.rows, self.columns), layer.project_root(view.own_rows, self.columns)]
 
     def reshuffle(self, work: Work, rows: list[Tensor]) -> Tensor:
         """Add the shares at home and complete the rows."""
         context, layer = self.context, self.context.layer
-        home = [
-            _reduce_rows(context.group, share, counts, context.clock)
-            for share, counts in zip(rows, work.row_counts, strict=True)
-        ]
+        home = [_reduce_rows(context, share, counts) for share, counts in zip(rows, work.row_counts, strict=True)]
         if isinstance(layer, LinearSplit):
             return layer.finalize(home[0])
+        assert isinstance(layer, ProjectedSplit)
         assert work.graph is not None
         return layer.attend(work.graph, layer.complete_sources(home[0]), layer.complete_query(home[1]))
 
 
-def _reduce_rows(group: Group, rows: Tensor, counts: list[int], clock: TermClock) -> Tensor:
-    return rows if group.size == 1 else _ReduceRows.apply(rows, group, counts, clock)
+def _reduce_rows(context: Context, rows: Tensor, counts: list[int]) -> Tensor:
+    if context.group.size == 1:
+        return rows
+    carried = rows if context.travel is None else rows.to(context.travel)
+    reduced: Tensor = _ReduceRows.apply(carried, context.group, counts, context.clock)  # type: ignore
+    return reduced.to(rows.dtype)
 
 
 class _ReduceRows(torch.autograd.Function):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from core_kernels import ops
 from gnn_parallel.exchange import exchange_ids, exchange_rows, exchange_sizes
-from gnn_parallel.layers import ProjectedSplit, View, VirtualRows
+from gnn_parallel.layers import ProjectedSplit, SplitLayer, View, VirtualRows
 from gnn_parallel.linear_split import LinearSplit
 from gnn_parallel.strategies.base import Context, Strategy, join_runs, split_runs
 
@@ -71,11 +71,13 @@ def split_by_source_owner(indptr: Tensor, sources: Tensor, owner_of_edge: Tensor
     return SourceSplit(virtual, sources[order], row_counts, edge_counts.tolist())
 
 
-def roots_travel_projected(layer: LinearSplit | ProjectedSplit, placement: str) -> bool:
+def roots_travel_projected(layer: SplitLayer, placement: str) -> bool:
     """Return whether owners of destinations send projected own rows, rather than the rank that asked reading raw ones.
 
     Only where reading crosses the network, and the projected row with its gradient is the smaller.
     """
+    if not isinstance(layer, LinearSplit | ProjectedSplit):
+        return False
     width = layer.query_width or layer.projected_width
     return layer.reads_roots and placement == "sharded" and 2 * width <= layer.input_width
 
@@ -183,26 +185,31 @@ class SourceNodeParallel(Strategy):
             return layer.partial(work.view, None), None
         split, query = work.parcel.split, layer.complete_query(roots)
         rows = ops.gather(query, split.virtual.destination)
-        asked = exchange_rows(self.context.group, rows, split.row_counts, work.row_counts, self.context.clock)
+        context = self.context
+        asked = exchange_rows(context.group, rows, split.row_counts, work.row_counts, context.clock, context.travel)
         return layer.partial(work.view, asked), query
 
     def _project_roots(self, work: Work) -> Tensor | None:
         """Project own rows of destinations, here or at their owners, and return them in the batch's order."""
         if work.root_rows is None:
             return None
-        context, parcel = self.context, work.parcel
-        projected = context.layer.project_root(work.root_rows)
+        context, parcel, layer = self.context, work.parcel, self.context.layer
+        assert isinstance(layer, LinearSplit | ProjectedSplit)  # others have an obstacle
+        projected = layer.project_root(work.root_rows)
         if work.root_counts is None:
             return projected
-        received = exchange_rows(context.group, projected, work.root_counts, parcel.root_counts, context.clock)
+        received = exchange_rows(
+            context.group, projected, work.root_counts, parcel.root_counts, context.clock, context.travel
+        )
         place = torch.empty_like(parcel.root_home)
         place[parcel.root_home] = torch.arange(len(place))
         return ops.gather(received, place)
 
     def reshuffle(self, work: Work, rows: tuple[Tensor, Tensor | None]) -> Tensor:
         """Send states home, merge those of each destination and complete the rows."""
-        context, split = self.context, work.parcel.split
+        context, split, layer = self.context, work.parcel.split, self.context.layer
+        assert isinstance(layer, LinearSplit | ProjectedSplit)
         states, roots = rows
-        states = exchange_rows(context.group, states, work.row_counts, split.row_counts, context.clock)
-        merged = context.layer.merge(states, split.virtual, work.scale)
-        return context.layer.conclude(merged, roots)
+        states = exchange_rows(context.group, states, work.row_counts, split.row_counts, context.clock, context.travel)
+        merged = layer.merge(states, split.virtual, work.scale)
+        return layer.conclude(merged, roots)
