@@ -1,4 +1,4 @@
-"""Every command of the project; `nox -l` is the table of contents.
+"""Every command of the project; `nox -l` is the table of contents: try, test, check, measure, release.
 
 Each session installs the packages it needs, editable and in one command, next to the CPU build of torch that
 constraints/cpu.txt names. `nox -s demo` and `nox -s tests` are the two a newcomer needs.
@@ -6,6 +6,7 @@ constraints/cpu.txt names. `nox -s demo` and `nox -s tests` are the two a newcom
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -22,6 +23,19 @@ DIST_NAME = {p: p for p in PACKAGES} | {"elastic": "elastic-train"}
 TEST_TOOLS = ("pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "jaxtyping>=0.2.30", "beartype>=0.18")
 TEST_PEERS = ("torch_geometric>=2.6", "torchmetrics>=1.4")
 EXTRAS = {CORE: "[data,partition,plot]"}
+# What `bench` runs for a package, each a program that takes --json FILE; all of them together take a few minutes.
+BENCHES = {
+    CORE: (["benchmarks/bench_ops.py", "run"], ["benchmarks/bench_layers.py"]),
+    "gnn-parallel": (["gnn-parallel", "bench", "--dataset", "movielens", "--ranks", "2"],),
+    "gnn-comm": (["benchmarks/planner_quality.py", "--scale", "14"],),
+    "gnn-eval": (["benchmarks/speed.py", "run"],),
+    "recsys-embed": (["benchmarks/bench_one_rank.py"],),
+    "autopar": (["autopar", "bench", "--model", "autopar.models:gpt", "--cluster", "a100-nvlink-8"],),
+    "elastic": (["benchmarks/bench_pause.py", "--megabytes", "6"],),
+}
+# A fixed time stamp makes wheels of the same sources equal byte for byte.
+EPOCH = {"SOURCE_DATE_EPOCH": "1735689600"}
+WHEELS = ROOT / ".sextet" / "wheels"
 
 nox.needs_version = ">=2024.10"
 nox.options.default_venv_backend = "uv|virtualenv"
@@ -88,11 +102,32 @@ def pytest(session: nox.Session, *arguments: str) -> None:
     session.run("python", "-m", "pytest", *arguments, *session.posargs)
 
 
+# -- try ---------------------------------------------------------------------------------------------------------------
+
+
 @nox.session(tags=["quick"])
 def demo(session: nox.Session) -> None:
-    """Train a graph neural network on real data over two ranks, strategy chosen and explained by a plan."""
-    install(session, "gnn-parallel")
+    """Tour the packages on real data over two ranks, in three minutes; `-- gnn-eval` for one, `-- --epochs 20`."""
+    install(session, *([package for package in LEAVES if package in session.posargs] or asked_leaves(session)))
     session.run("python", "examples/demo.py", *session.posargs)
+
+
+def asked_leaves(session: nox.Session) -> tuple[str, ...]:
+    """Return what the tour needs when no leaf is named: nothing beyond the core for the core, else all."""
+    return () if CORE in session.posargs else LEAVES
+
+
+@nox.session(tags=["nightly"])
+def examples(session: nox.Session) -> None:
+    """Run every example script, or those named: `-- four_together`."""
+    install(session, *LEAVES, tools=TEST_PEERS)
+    asked = session.posargs or [path.stem for path in sorted((ROOT / "examples").glob("*.py"))]
+    for name in asked:
+        if name not in ("chapter", "demo"):  # the one is imported by the others, the other has a session
+            session.run("python", f"examples/{name}.py")
+
+
+# -- test --------------------------------------------------------------------------------------------------------------
 
 
 @nox.session(tags=["ci"])
@@ -152,7 +187,7 @@ def gpu(session: nox.Session) -> None:
 def slow(session: nox.Session) -> None:
     """Run the long tests: whole grids and large graphs."""
     install(session, *LEAVES, tools=TEST_TOOLS + TEST_PEERS)
-    pytest(session, "-q", "-m", "slow and not gpu", "--timeout", "1800", "packages")
+    pytest(session, "-q", "-m", "slow and not gpu", "--timeout", "1800", "packages", "tests")
 
 
 @nox.session(tags=["nightly"])
@@ -170,15 +205,21 @@ def matrix(session: nox.Session, torch: str) -> None:
     pytest(session, "-q", "-m", "not gpu and not slow and not peer", "packages")
 
 
+# -- check -------------------------------------------------------------------------------------------------------------
+
+
 @nox.session(tags=["ci", "quick"])
 def lint(session: nox.Session) -> None:
-    """Check style, import rules between packages, versions and the text of the repository."""
+    """Check style, imports between packages, public names, versions, changes and the text of pages."""
     prepare(session)
     session.install("ruff>=0.9")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("python", "tools/check_imports.py")
     session.run("python", "tools/check_versions.py")
+    session.run("python", "tools/check_public_api.py")
+    session.run("python", "tools/check_text.py")
+    session.run("python", "tools/changelog.py", "--check")
 
 
 @nox.session(tags=["ci"])
@@ -196,50 +237,97 @@ def docs(session: nox.Session) -> None:
     session.run("python", "-m", "sphinx", "-W", "-n", "-b", "html", "docs", "docs/_build/html", *session.posargs)
 
 
-@nox.session(tags=["nightly"])
-def examples(session: nox.Session) -> None:
-    """Run every example script."""
-    install(session, *LEAVES, tools=TEST_TOOLS + TEST_PEERS)
-    for script in sorted((ROOT / "examples").glob("*.py")):
-        session.run("python", str(script))
+# -- measure -----------------------------------------------------------------------------------------------------------
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure one package against its named peers: `nox -s bench -- gnn-eval`."""
+    """Measure one package: `-- gnn-eval`; compare with an earlier run: `-- gnn-eval --against FILE --worse 0.2`."""
     package, *rest = session.posargs or [CORE]
     if package not in PACKAGES:
-        session.error(f"package={package!r} is not valid: expected one of {', '.join(PACKAGES)}")
+        session.error(f"package={package!r} is not valid: expected one of {', '.join(PACKAGES)}; correct the name")
     install(session, package, tools=TEST_PEERS)
-    for script in sorted((ROOT / "packages" / package / "benchmarks").glob("bench_*.py")):
-        session.run("python", str(script), *rest)
+    folder = ROOT / ".sextet" / "bench"
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {}
+    for program, *arguments in BENCHES[package]:
+        script = [f"packages/{package}/{program}"] if program.endswith(".py") else []
+        part = folder / "part.json"
+        session.run(*(["python", *script] if script else [program]), *arguments, "--json", str(part))
+        found[Path(program).stem] = json.loads(part.read_text())
+        part.unlink()
+    result = folder / f"{package}.json"
+    result.write_text(json.dumps(found, indent=1) + "\n")
+    session.log(f"written to {result}; keep a copy to compare with later")
+    if rest:
+        compare_with(session, result, rest)
+
+
+def compare_with(session: nox.Session, result: Path, arguments: list[str]) -> None:
+    """Compare a result with the report named by ``--against FILE``; other arguments go to the comparison."""
+    if "--against" not in arguments[:-1]:
+        session.error(f"arguments={arguments} are not valid: expected --against FILE [--worse SHARE]; name a report")
+    at = arguments.index("--against")
+    before, others = arguments[at + 1], arguments[:at] + arguments[at + 2 :]
+    session.run("python", "tools/compare_reports.py", before, str(result), *others)
+
+
+# -- release -----------------------------------------------------------------------------------------------------------
+
+
+@nox.session
+def changelog(session: nox.Session) -> None:
+    """Show what a release of one package would say, `-- gnn-eval`; with `--write`, put it into its changelog."""
+    prepare(session)
+    session.install("towncrier>=24.8")
+    session.run("python", "tools/changelog.py", *session.posargs)
 
 
 @nox.session
 @nox.parametrize("package", PACKAGES)
 def build(session: nox.Session, package: str) -> None:
-    """Build one package's wheel and source archive into dist/."""
+    """Build one package's wheel and source archive into dist/, the same bytes every time."""
     prepare(session)
     session.install("hatchling>=1.25", "build")
-    session.run("python", "-m", "build", "--no-isolation", "--outdir", "dist", f"packages/{package}")
+    command = ("python", "-m", "build", "--no-isolation", "--outdir", "dist", f"packages/{package}")
+    session.run(*command, env=EPOCH)
 
 
 @nox.session(tags=["ci"])
 def wheels(session: nox.Session) -> None:
-    """Build every wheel, check what is inside, install them alone and import them."""
+    """Build every wheel twice and compare, check what is inside, install all alone and import them."""
     prepare(session)
-    target = Path(session.create_tmp()) / "wheels"
-    shutil.rmtree(target, ignore_errors=True)
-    session.install("hatchling>=1.25", "build")
-    for package in PACKAGES:
-        session.run(
-            "python", "-m", "build", "--wheel", "--no-isolation", "--outdir", str(target), f"packages/{package}",
-            silent=True,
-        )  # fmt: skip
-    session.run("python", "tools/check_wheels.py", str(target))
-    session.install(*(str(path) for path in sorted(target.glob("*.whl"))), "-c", "constraints/cpu.txt")
+    session.install("hatchling>=1.25")
+    again = Path(session.create_tmp()) / "wheels"
+    for target in (WHEELS, again):
+        shutil.rmtree(target, ignore_errors=True)
+        for package in PACKAGES:
+            build_from_copy(session, package, target)
+    session.run("python", "tools/check_wheels.py", str(WHEELS), str(again))
+    session.install(*(str(path) for path in sorted(WHEELS.glob("*.whl"))), "-c", "constraints/cpu.txt")
     imports = ", ".join(IMPORT_NAME.values())
     session.run("python", "-P", "-c", f"import {imports}; print('imported', '{imports}')")
+
+
+def build_from_copy(session: nox.Session, package: str, target: Path) -> None:
+    """Build a wheel from a fresh copy of the sources, whose time stamps are new each time."""
+    source = Path(session.create_tmp()) / "source" / package
+    shutil.rmtree(source, ignore_errors=True)
+    ignored = shutil.ignore_patterns("__pycache__", "*.nbi", "*.nbc", "tests", "benchmarks", "dist")
+    shutil.copytree(ROOT / "packages" / package, source, ignore=ignored, copy_function=shutil.copyfile)
+    with session.chdir(source):
+        session.run("hatchling", "build", "-t", "wheel", "-d", str(target), env=EPOCH, silent=True)
+
+
+@nox.session(reuse_venv=False, requires=["wheels"])
+@nox.parametrize("package", PACKAGES)
+def alone(session: nox.Session, package: str) -> None:
+    """Install one package's wheel in an empty environment: it brings only what it needs, and its program starts."""
+    prepare(session)
+    wanted = [DIST_NAME[part].replace("-", "_") for part in dict.fromkeys((CORE, package))]
+    session.install(*(str(next(WHEELS.glob(f"{name}-*.whl"))) for name in wanted), "-c", "constraints/cpu.txt")
+    session.run("python", "-P", "tools/check_wheels.py", "--installed", DIST_NAME[package])
+    session.run(DIST_NAME[package], "--help", silent=True)
 
 
 @nox.session(venv_backend="none")

@@ -71,8 +71,9 @@ def main() -> None:
     options: argparse.ArgumentParser = parser(__doc__ or "")
     options.add_argument("packages", nargs="*", metavar="PACKAGE", help=f"some of {', '.join(CHAPTERS)}; all if none")
     options.add_argument("--epochs", type=int, default=5, help="of the training under a plan")
-    options.set_defaults(report=Path("demo.html"))
+    options.set_defaults(report=Path(".sextet/demo.html"))
     args = options.parse_args()
+    args.packages = ["elastic-train" if package == "elastic" else package for package in args.packages]
     unknown = [package for package in args.packages if package not in CHAPTERS]
     if unknown or args.epochs < 1:
         what = f"packages={unknown}" if unknown else f"epochs={args.epochs}"

@@ -30,7 +30,9 @@ def lay_out(root: Path, name: str, sentence: str) -> Path:
     project = re.sub(r"\n\[project\.scripts\]\n[^\[]*", "\n", project)
     (folder / "pyproject.toml").write_text(project)
     (folder / "README.md").write_text(f"# {name}\n\n{sentence}\n\nThis package has no code yet.\n")
-    (folder / "CHANGELOG.md").write_text(f"# Changelog of {name}\n\n## 0.1.0 (unreleased)\n\n- First version.\n")
+    (folder / "CHANGELOG.md").write_text(
+        f"# Changelog of {name}\n\n<!-- newest release below -->\n\n## 0.1.0 (unreleased)\n\n- First version.\n"
+    )
     (source / "py.typed").touch()
     (source / "_version.py").write_text(
         '"""The version of this package, read by the build and by the release check."""\n\n__version__ = "0.1.0"\n'

@@ -100,10 +100,15 @@ if __name__ == "__main__":
     parser.add_argument("--megabytes", type=float, nargs="+", default=[6.0, 100.0])
     parser.add_argument("--step-seconds", type=float, default=0.1)
     parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write all sizes there")
     parser.add_argument("--worker", metavar="FOLDER", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         work(Path(args.worker), args.megabytes[0], args.step_seconds, args.steps)
         sys.exit()
+    found = {}
     for size in args.megabytes:
-        print(json.dumps(measure(size, args.step_seconds, args.steps)), flush=True)
+        found[f"{size:g} MB"] = measure(size, args.step_seconds, args.steps)
+        print(json.dumps(found[f"{size:g} MB"]), flush=True)
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1))

@@ -6,8 +6,11 @@ table with ``torch.optim``; both produce the concatenated pooled rows and take t
 
 from __future__ import annotations
 
+import argparse
+import json
 import statistics
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -21,6 +24,9 @@ WIDTH, BATCH, STEPS = 64, 512, 60
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the medians there")
+    args = parser.parse_args()
     torch.set_num_threads(1)
     data = make_clicks(BATCH * 32, [FieldSpec(f"C{i}", 20_000) for i in range(26)])
     batches = [b.features for b in data.batches(BATCH)]
@@ -41,6 +47,8 @@ def main() -> None:
     medians = {name: statistics.median(values[5:]) for name, values in seconds.items()}
     for name, value in medians.items():
         print(f"{name:>6}: {value * 1e3:.2f} ms per step, ours takes {medians['ours'] / value:.3f} of it")
+    if args.json:
+        args.json.write_text(json.dumps({name: {"step_seconds": value} for name, value in medians.items()}, indent=1))
 
 
 def ours(tables):
