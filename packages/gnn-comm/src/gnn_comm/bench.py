@@ -2,8 +2,9 @@
 
 The exchange is run straight (``p2p``), as planned, and as one ``all_to_all`` of copied rows, forward and backward,
 with the schemes interleaved; seconds are the median over repeats of the slowest rank. Bytes over the slow links are
-what the kernel counted on the hosts' uplinks. The prediction comes from the same topology the plan was made for:
-link rates times the share TCP leaves to payload, and latencies measured with small messages before.
+what the kernel counted on the hosts' uplinks. The prediction comes from the same topology the plans were made for:
+rates and latencies measured just before, on the same links, with every rank at work (:mod:`gnn_comm.calibration`).
+All schemes run over the same links with the same settings.
 """
 
 from __future__ import annotations
@@ -19,35 +20,32 @@ import numpy as np
 import torch
 
 from core_kernels import ops
-from core_kernels.comm import Group, Recv, Send
+from core_kernels.comm import Group
+from core_kernels.console import progress
 from core_kernels.graph import Graph
 from core_kernels.topology import Topology, cluster
+from gnn_comm.calibration import HostRates, measure_hosts, nominal_rates
 from gnn_comm.communicator import Communicator
 from gnn_comm.partitioning import Partition, partition
 from gnn_comm.plan import Plan
 from gnn_comm.planner import plan
 
-__all__ = ["TCP_PAYLOAD_SHARE", "bench_hosts", "everyone_needs", "shaped_topology"]
+__all__ = ["PAPER_SAVING", "bench_hosts", "everyone_needs", "shaped_topology"]
 
-TCP_PAYLOAD_SHARE = 1448 / 1514
-"""Payload per byte on the wire: 1500-byte packets less IP, TCP and time-stamp headers, plus the Ethernet header."""
+PAPER_SAVING = 0.775
+"""Average share of communication time that DGCL saved over straight messages, as its abstract says."""
 
 SCHEMES = ("p2p", "planned", "all_to_all")
-_LATENCY_MESSAGE_BYTES = 4096
 _in_rank: dict[str, Any] = {}  # state that stays in a rank between runs
 
 
-def shaped_topology(
-    hosts: Sequence[int],
-    local_rate_mbit: float,
-    link_rate_mbit: float,
-    local_latency_seconds: float = 0.0,
-    link_latency_seconds: float = 0.0,
-) -> Topology:
-    """Describe shaped hosts as a topology with payload rates."""
-    local, link = (rate * 1e6 / 8 * TCP_PAYLOAD_SHARE for rate in (local_rate_mbit, link_rate_mbit))
+def shaped_topology(hosts: Sequence[int], rates: HostRates) -> Topology:
+    """Describe hosts with these rates and latencies as a topology."""
     name = "x".join(map(str, (len(hosts), hosts[0]))) if len(set(hosts)) == 1 else "+".join(map(str, hosts))
-    return cluster(hosts, local, link, local_latency_seconds / 2, link_latency_seconds / 2, f"shaped {name}")
+    # A local route has two links, one across hosts four: device, switch, network, switch, device.
+    local = rates.local_latency_seconds / 2
+    across = max(rates.link_latency_seconds / 2 - local, 0.0)
+    return cluster(hosts, rates.local_bytes_per_second, rates.link_bytes_per_second, local, across, f"shaped {name}")
 
 
 def everyone_needs(num_parts: int, rows_per_part: int) -> tuple[Graph, np.ndarray]:
@@ -83,27 +81,47 @@ def bench_hosts(
         schemes: Schemes to run.
 
     Returns:
-        ``{"hosts", "local_rate_mbit", "link_rate_mbit", "results": [...]}``; each result has ``payload_bytes`` and for
-        ``forward`` and ``backward`` the keys ``<scheme>_seconds``, ``<scheme>_predicted_seconds``, ``ratio_measured``
-        and ``ratio_model`` (straight over planned), ``slow_link_bytes`` and ``slow_link_bytes_minimum``.
+        ``hosts``, the nominal rates, ``measured`` rates and latencies, ``results``, and over all of them
+        ``average_saving`` (share of the time of straight messages), ``average_saving_model`` and
+        ``average_saving_limit`` (of a plan at the lower bound). Each result has ``payload_bytes`` and for ``forward``
+        and ``backward`` the keys ``<scheme>_seconds``, ``<scheme>_predicted_seconds``, ``ratio_measured`` and
+        ``ratio_model`` (straight over planned), ``slow_link_bytes`` and ``slow_link_bytes_minimum``.
     """
     from core_kernels.testing import ShapedHosts
 
     results = []
-    with ShapedHosts(hosts, link_rate_mbit, local_rate_mbit, timeout_seconds=120.0) as machine:
-        local, link = _worst(machine.run(_latencies, machine.host_of_rank))
-        topology = shaped_topology(hosts, local_rate_mbit, link_rate_mbit, local, link)
+    with (
+        ShapedHosts(hosts, link_rate_mbit, local_rate_mbit, timeout_seconds=120.0) as machine,
+        progress(f"shaped hosts {'+'.join(map(str, hosts))}", 1 + len(payload_bytes)) as advance,
+    ):
+        nominal = nominal_rates(local_rate_mbit, link_rate_mbit)
+        measured = machine.run(measure_hosts, machine.host_of_rank, nominal)[0]
+        topology = shaped_topology(hosts, measured)
+        advance()
         for payload in payload_bytes:
             graph, parts = everyone_needs(sum(hosts), max(1, payload // (4 * width)))
             split = partition(graph, topology, "given", parts=parts)
             results.append(_bench_payload(machine, split, topology, payload, width, repeats, planner, schemes))
+            advance()
     return {
         "hosts": list(hosts),
         "local_rate_mbit": local_rate_mbit,
         "link_rate_mbit": link_rate_mbit,
-        "local_latency_seconds": local,
-        "link_latency_seconds": link,
+        "measured": measured.to_dict(),
         "results": results,
+        **_savings(results),
+    }
+
+
+def _savings(results: list[dict[str, Any]]) -> dict[str, float]:
+    """Average the share of time saved over payloads and directions: measured, predicted, at the lower bound."""
+    entries = [result[direction] for result in results for direction in ("forward", "backward")]
+    return {
+        "average_saving": statistics.mean(1 - 1 / entry["ratio_measured"] for entry in entries),
+        "average_saving_model": statistics.mean(1 - 1 / entry["ratio_model"] for entry in entries),
+        "average_saving_limit": statistics.mean(
+            1 - entry["lower_bound_seconds"] / entry["p2p_predicted_seconds"] for entry in entries
+        ),
     }
 
 
@@ -143,38 +161,11 @@ def _bench_payload(
             entry[f"{name}_predicted_seconds"] = made.estimate(direction=direction).seconds
         entry["ratio_measured"] = entry["p2p_seconds"] / entry["planned_seconds"]
         entry["ratio_model"] = entry["p2p_predicted_seconds"] / entry["planned_predicted_seconds"]
+        entry["lower_bound_seconds"] = float(plans["planned"].lower_bound())
         entry["slow_link_bytes"] = counted // repeats
         entry["slow_link_bytes_minimum"] = minimum
         result[direction] = entry
     return result
-
-
-def _worst(measured: list[tuple[float, float]]) -> tuple[float, float]:
-    return max(a for a, _ in measured), max(b for _, b in measured)
-
-
-def _latencies(group: Group, host_of_rank: Sequence[int]) -> tuple[float, float]:
-    """Measure half round trips with small messages: to a rank of this host, and to one of another."""
-    found = [0.0, 0.0]
-    for a in range(group.size):
-        same = [b for b in range(group.size) if b != a and host_of_rank[b] == host_of_rank[a]]
-        other = [b for b in range(group.size) if host_of_rank[b] != host_of_rank[a]]
-        for kind, peers in enumerate((same, other)):
-            if peers and group.rank in (a, peers[0]):
-                found[kind] = max(found[kind], _half_round_trip(group, a, peers[0]))
-        group.barrier()
-    return found[0], found[1]
-
-
-def _half_round_trip(group: Group, a: int, b: int, repeats: int = 7) -> float:
-    data, times = torch.zeros(_LATENCY_MESSAGE_BYTES, dtype=torch.uint8), []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for sender in (a, b):
-            other = b if group.rank == a else a
-            group.send_recv([Send(data, other) if group.rank == sender else Recv(data, other)], "gnn_comm.probe")
-        times.append((time.perf_counter() - start) / 2)
-    return statistics.median(times)
 
 
 def _prepare(group: Group, folder: str, width: int) -> None:

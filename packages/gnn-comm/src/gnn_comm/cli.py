@@ -16,6 +16,7 @@ from core_kernels.console import CheckFailedError, CommandLine, format_bytes, fo
 from core_kernels.topology import PRESETS, Topology, TopologyError, pair_table
 from gnn_comm._version import __version__
 from gnn_comm.errors import GnnCommArgumentError, GnnCommError, PlanCheckError
+from gnn_comm.gradients import COMPRESSIONS
 from gnn_comm.layers import MODELS
 from gnn_comm.partitioning import METHODS, Partition, partition
 from gnn_comm.plan import Plan
@@ -112,6 +113,8 @@ def _add_running(cli: CommandLine) -> None:
     parser.add_argument("--hidden", type=int, default=64, help="width between layers (default %(default)s)")
     parser.add_argument("--layers", type=int, default=2, help="number of layers (default %(default)s)")
     parser.add_argument("--epochs", type=int, default=10, help="epochs (default %(default)s)")
+    parser.add_argument("--quantize-rows", type=int, choices=(8, 4), help="bits per value of exchanged rows (lossy)")
+    parser.add_argument("--compress-gradients", choices=COMPRESSIONS, help="compress parameter gradients (lossy)")
     parser.add_argument("--seed", type=int, default=0)
     parser = cli.command(
         "bench",
@@ -273,7 +276,15 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
             f"--ranks {args.ranks} but topology {topology.name!r} has {topology.num_devices} devices; expected equal "
             f"numbers; pass --ranks {topology.num_devices}"
         )
-    settings = TrainSettings(args.model, args.hidden, args.layers, args.epochs, seed=args.seed)
+    settings = TrainSettings(
+        args.model,
+        args.hidden,
+        args.layers,
+        args.epochs,
+        seed=args.seed,
+        quantize_rows=args.quantize_rows,
+        compress_gradients=args.compress_gradients,
+    )
     split = partition(data.graph, topology, args.method, seed=args.seed)
     found: dict[str, Any] = {"dataset": args.dataset, "ranks": args.ranks, "model": args.model, "planners": {}}
     for name in args.planner.split(","):

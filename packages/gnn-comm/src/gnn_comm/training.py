@@ -20,6 +20,7 @@ from core_kernels.comm import Group
 from core_kernels.datasets import GraphData
 from core_kernels.graph import Graph
 from gnn_comm.communicator import Communicator
+from gnn_comm.gradients import GradientReducer
 from gnn_comm.layers import FullGraphModel, build_model
 from gnn_comm.partitioning import Partition
 from gnn_comm.plan import Plan
@@ -39,6 +40,8 @@ class TrainSettings:
         learning_rate: Of Adam.
         seed: Of the parameters.
         dtype: ``"float32"`` or ``"float64"``.
+        quantize_rows: Bits of exchanged rows, 8 or 4; ``None`` sends them exactly.
+        compress_gradients: ``"s2"`` or ``"casq"`` for the gradients of parameters; ``None`` sums them exactly.
     """
 
     model: str = "gcn"
@@ -48,6 +51,8 @@ class TrainSettings:
     learning_rate: float = 0.01
     seed: int = 0
     dtype: str = "float32"
+    quantize_rows: int | None = None
+    compress_gradients: str | None = None
 
     def build(self, data: GraphData) -> FullGraphModel:
         """Build the model with the parameters this seed gives on every rank."""
@@ -64,7 +69,8 @@ class TrainResult:
         losses: Loss of every epoch.
         epoch_seconds: Seconds of every epoch, slowest rank.
         exchange_seconds: Seconds inside exchanges of every epoch, slowest rank; overlapped work included.
-        sent_bytes: Bytes of rows and gradients all ranks sent in all epochs.
+        sent_bytes: Bytes of rows and their gradients all ranks sent in all epochs.
+        parameter_bytes: Bytes all ranks sent to sum the gradients of parameters.
         accuracy: Share of test vertices classified right at the end.
         planner: The plan's planner.
     """
@@ -75,6 +81,7 @@ class TrainResult:
     sent_bytes: int
     accuracy: float
     planner: str
+    parameter_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON-able form."""
@@ -91,11 +98,7 @@ def reduce_gradients(model: nn.Module, group: Group) -> None:
 
     Collective: all ranks.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
-    flat = group.all_reduce(flat, tag="gnn_comm.parameters", ordered=True)
-    for parameter, block in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
-        parameter.grad = block.view_as(parameter).clone()
+    GradientReducer(group).reduce(model)
 
 
 def train(communicator: Communicator, data: GraphData, settings: TrainSettings) -> TrainResult:
@@ -118,7 +121,8 @@ def train(communicator: Communicator, data: GraphData, settings: TrainSettings) 
     masks = {name: communicator.dispatch(getattr(data, name), own_only=True) for name in ("train_mask", "test_mask")}
     num_train = max(int(data.train_mask.sum()), 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
-    before = communicator.sent_bytes()
+    reducer = GradientReducer(group, settings.compress_gradients, settings.seed)
+    before, before_parameters = communicator.sent_bytes(), reducer.sent_bytes()
     losses, seconds, exchanged = [], [], []
     for _ in range(settings.num_epochs):
         group.barrier()
@@ -127,7 +131,7 @@ def train(communicator: Communicator, data: GraphData, settings: TrainSettings) 
         logits = model(communicator, x)[: communicator.num_local]
         loss = global_loss(logits, labels, masks["train_mask"], num_train)
         loss.backward()
-        reduce_gradients(model, group)
+        reducer.reduce(model)
         optimizer.step()
         took = torch.tensor([time.perf_counter() - start, communicator.exchange_seconds - spent], dtype=torch.float64)
         losses.append(group.all_reduce(loss.detach().double(), ordered=True).item())
@@ -137,10 +141,11 @@ def train(communicator: Communicator, data: GraphData, settings: TrainSettings) 
     with torch.no_grad():
         right = model(communicator, x)[: communicator.num_local].argmax(dim=1) == labels
     counts = torch.stack([(right & masks["test_mask"]).sum(), masks["test_mask"].sum()])
-    sent = torch.tensor(communicator.sent_bytes() - before, device=group.device)
-    totals = group.all_reduce(torch.cat([counts, sent[None]]))
+    sent = torch.tensor([communicator.sent_bytes() - before, reducer.sent_bytes() - before_parameters])
+    totals = group.all_reduce(torch.cat([counts, sent.to(group.device)]))
     accuracy = totals[0].item() / max(totals[1].item(), 1)
-    return TrainResult(losses, seconds, exchanged, int(totals[2]), accuracy, communicator.plan.planner)
+    planner = communicator.plan.planner
+    return TrainResult(losses, seconds, exchanged, int(totals[2]), accuracy, planner, int(totals[3]))
 
 
 def train_alone(graph: Graph, data: GraphData, settings: TrainSettings) -> tuple[list[float], list[Tensor]]:
@@ -161,7 +166,8 @@ def train_alone(graph: Graph, data: GraphData, settings: TrainSettings) -> tuple
 def train_rank(group: Group, folder: str, plan_path: str, data: GraphData, settings: TrainSettings) -> TrainResult:
     """Load partition and plan from files and train: the function ranks start with."""
     split = Partition.load(Path(folder))
-    communicator = Communicator(Plan.load(plan_path, split), group, validate=group.rank == 0)
+    made = Plan.load(plan_path, split)
+    communicator = Communicator(made, group, validate=group.rank == 0, quantize_bits=settings.quantize_rows)
     try:
         return train(communicator, data, settings)
     finally:

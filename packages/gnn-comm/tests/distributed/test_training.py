@@ -7,6 +7,7 @@ from torch import nn
 from core_kernels.testing import RankPool
 from core_kernels.topology import cluster
 from gnn_comm import Communicator, partition, plan
+from gnn_comm.gradients import GradientReducer
 from gnn_comm.layers import MODELS, EdgeIndexConv, FullGraphModel, build_model
 from gnn_comm.sources import load_graph_data
 from gnn_comm.training import TrainSettings, global_loss, reduce_gradients, train, train_alone
@@ -79,6 +80,57 @@ def test_training_learns_and_follows_one_process(ranks):
     assert results[0].losses[-1] < results[0].losses[0]
     assert results[0].sent_bytes > 0
     assert 0 <= results[0].accuracy <= 1
+
+
+def test_compressed_gradients_are_off_unless_asked_for(ranks):
+    data, made = made_plan(4, "spst")
+    exact = ranks.run(trained, made, data, TrainSettings("gcn", hidden=64, num_epochs=6))[0]
+    same = ranks.run(trained, made, data, TrainSettings("gcn", hidden=64, num_epochs=6, compress_gradients=None))[0]
+    assert same.losses == exact.losses
+    for name, fewer in (("casq", 1.3), ("s2", 3.0)):
+        settings = TrainSettings("gcn", hidden=64, num_epochs=6, compress_gradients=name)
+        results = ranks.run(trained, made, data, settings)
+        assert all(result.losses == results[0].losses for result in results)
+        assert results[0].losses[0] == exact.losses[0]
+        assert results[0].losses[2:] != exact.losses[2:]
+        assert results[0].losses[-1] < exact.losses[0]
+        assert results[0].parameter_bytes * fewer < exact.parameter_bytes
+
+
+SIZE, STEPS = 2000, 6
+
+
+def gradient_of(rank: int, step: int) -> torch.Tensor:
+    return torch.randn(SIZE, generator=torch.Generator().manual_seed(100 * rank + step)) ** 3
+
+
+def summed(group, compress):
+    reducer = GradientReducer(group, compress)
+    results = [reducer.sum(gradient_of(group.rank, step)) for step in range(STEPS)]
+    return results, reducer.carried()
+
+
+@pytest.mark.parametrize("compress", ["s2", "casq"])
+def test_what_compression_loses_is_carried(ranks, compress):
+    answers = ranks.run(summed, compress)
+    exact = sum(gradient_of(rank, step).double() for rank in range(4) for step in range(STEPS))
+    handed_over = torch.stack(answers[0][0]).double().sum(0)
+    carried = sum(answer[1].double() for answer in answers)
+    torch.testing.assert_close(handed_over + carried, exact, rtol=0, atol=1e-3)
+    assert (handed_over - exact).norm() > 1e-2 * exact.norm()  # without what is carried the sums would be wrong
+
+
+def test_casq_error_is_within_its_bound(ranks):
+    first = ranks.run(summed, "casq")[0][0][0]
+    inputs = [gradient_of(rank, 0) for rank in range(4)]
+    bound = sum(SIZE**0.5 * float(x.max() - x.min()) / 15 / 2 for x in inputs)
+    error = float((first - sum(inputs)).norm())
+    assert 0 < error <= bound
+
+
+def test_unknown_compression_is_refused():
+    with pytest.raises(ValueError, match="compress='zip'"):
+        GradientReducer(None, "zip")
 
 
 def forgetful(group, made, data):

@@ -8,6 +8,7 @@ from core_kernels import Graph, datasets
 from core_kernels.topology import Topology, cluster
 from gnn_comm import partition, plan
 from gnn_comm.bench import everyone_needs, shaped_topology
+from gnn_comm.calibration import nominal_rates
 from gnn_comm.simulator import max_min_rates, simulate
 
 
@@ -60,7 +61,7 @@ def test_messages_wait_for_the_rows_they_pass_on():
 
 
 def test_shaped_topology_predicts_the_ratio_of_crossings():
-    topology = shaped_topology([2, 2], 2000, 200)
+    topology = shaped_topology([2, 2], nominal_rates(2000, 200))
     graph, parts = everyone_needs(4, 64)
     assert sorted(np.bincount(parts).tolist()) == [64] * 4
     split = partition(graph, topology, "given", parts=parts)
