@@ -224,6 +224,18 @@ def burst_bytes(rate_mbit: float) -> int:
     return max(int(rate_mbit * 1e6 / 8 / 250), 67 * 1024)
 
 
+def queue_bytes(rate_mbit: float) -> int:
+    """Return the room for packets that wait for a link: 50 ms of it, and at least 8 MiB.
+
+    Shorter queues overflow when many ranks send at once over a slow link, and what is sent again would be counted as
+    traffic; the networks of clusters hold senders back instead of losing packets.
+
+    >>> queue_bytes(100), queue_bytes(10000)
+    (8388608, 62500000)
+    """
+    return max(int(rate_mbit * 1e6 / 8 / 20), 8 << 20)
+
+
 def _process_prefix(pid: int) -> str:
     """Return how names of a live process begin, or nothing; the start time tells reuse of a pid."""
     try:
@@ -241,7 +253,7 @@ def _add_bridge(namespace: str) -> None:
 def _add_link(namespace: str, name: str, peer_namespace: str, peer_name: str, rate_mbit: float) -> None:
     _command(f"ip -n {namespace} link add {name} type veth peer name {peer_name} netns {peer_namespace}")
     for where, interface in ((namespace, name), (peer_namespace, peer_name)):
-        shape = f"rate {round(rate_mbit * 1e6)}bit burst {burst_bytes(rate_mbit)} latency 50ms"
+        shape = f"rate {round(rate_mbit * 1e6)}bit burst {burst_bytes(rate_mbit)} limit {queue_bytes(rate_mbit)}"
         _command(f"tc -n {where} qdisc add dev {interface} root tbf {shape}")
         _command(f"ip -n {where} link set {interface} up")
 
