@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from core_kernels import PartitionBook
 from core_kernels.comm import Group
@@ -49,10 +50,10 @@ def time_strategies(
     engines = {name: Engine(_with_strategy(plan, name), job.make_model(data), group) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     terms = {name: dict.fromkeys(TERMS, 0.0) for name in names}
-    sent = dict.fromkeys(names, 0.0)
+    moved = {name: torch.zeros(2, len(TAGS), dtype=torch.float64) for name in names}
     for round_number in range(num_rounds + 1):  # round 0 warms up
         for name, engine in engines.items():
-            before = sum(group.counters.sent(tag) for tag in TAGS)
+            before = _moved_bytes(group)
             engine.clock.take()
             steps = _time_steps(engine, data, num_steps, epoch=round_number)
             settled = settle_terms(group, engine.clock.take(), sum(steps))
@@ -60,21 +61,28 @@ def time_strategies(
                 seconds[name] += steps
                 for term in TERMS:
                     terms[name][term] += settled[term] / len(steps) / num_rounds
-                sent[name] += (sum(group.counters.sent(tag) for tag in TAGS) - before) / len(steps) / num_rounds
+                moved[name] += (_moved_bytes(group) - before) / len(steps) / num_rounds
     cells = {}
     for name in names:
         candidate, steps = plan.candidate(name), plan.steps_per_epoch
-        sent_bytes = torch.tensor([sent[name]], dtype=torch.float64)
+        busiest = group.all_reduce(moved[name].max(0).values, op="max", tag="report")
         cells[name] = {
             "predicted_step_seconds": candidate.predicted_seconds / steps,
             "modelled_step_seconds": candidate.modelled_seconds / steps,
             "measured_step_seconds": typical_seconds(group, seconds[name]),
             "predicted_seconds": {t: s / steps for t, s in candidate.seconds.items()},
             "measured_seconds": terms[name],
-            "step_bytes": float(group.all_reduce(sent_bytes, tag="report")),
-            "busiest_bytes": float(group.all_reduce(sent_bytes, op="max", tag="report")),
+            "step_bytes": float(group.all_reduce(moved[name][0].sum(), tag="report")),
+            "link_bytes": float(busiest.sum()),  # of the busiest link, one kind of traffic after the other
         }
     return {"strategies": cells, **_judge(plan, cells)}
+
+
+def _moved_bytes(group: Group) -> Tensor:
+    """Return what this rank has sent and received, ``[2, tags]``."""
+    counters = group.counters
+    moved = [[counters.sent(tag) for tag in TAGS], [counters.received(tag) for tag in TAGS]]
+    return torch.tensor(moved, dtype=torch.float64)
 
 
 def typical_seconds(group: Group, steps: list[float]) -> float:

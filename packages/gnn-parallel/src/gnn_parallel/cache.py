@@ -44,35 +44,36 @@ def expected_visits(graph: Graph, weight: Tensor, fanouts: tuple[int, ...]) -> T
     return visits
 
 
-def choose_cached(
-    graph: Graph, owner: Tensor, rank: int, num_rows: int, seeds: Tensor, fanouts: tuple[int, ...], strategy: str
-) -> Tensor:
+def choose_cached(hotness: Tensor, owner: Tensor, rank: int, num_rows: int) -> Tensor:
     """Return the rows of other ranks that a rank should keep copies of.
 
     Args:
-        graph: The full graph.
+        hotness: ``[num_nodes]``, expected reads of this rank, see :func:`expected_reads`.
         owner: int64 ``[num_nodes]``.
         rank: The rank.
         num_rows: Copies it has room for.
-        seeds: Nodes trained on.
-        fanouts: Neighbours per layer.
-        strategy: ``"dnp"`` reads for destinations it owns, the others for seeds they take.
 
     Returns:
         int64 node ids, at most ``num_rows``, the hottest first.
     """
-    if num_rows == 0:
-        return torch.empty(0, dtype=torch.int64)
-    hotness = expected_reads(graph, owner, rank, seeds, fanouts, strategy)
-    hotness[owner == rank] = -1.0
-    hottest = torch.topk(hotness, min(num_rows, graph.num_nodes))
+    remote = torch.where(owner == rank, -1.0, hotness)
+    hottest = torch.topk(remote, min(num_rows, len(remote)))
     return hottest.indices[hottest.values > 0]
 
 
 def expected_reads(
     graph: Graph, owner: Tensor, rank: int, seeds: Tensor, fanouts: tuple[int, ...], strategy: str
 ) -> Tensor:
-    """Return how often a rank is expected to read each row, float64 ``[num_nodes]``, up to a factor."""
+    """Return how often a rank is expected to read each row, float64 ``[num_nodes]``, up to a factor.
+
+    Args:
+        graph: The full graph.
+        owner: int64 ``[num_nodes]``.
+        rank: The rank.
+        seeds: Nodes trained on.
+        fanouts: Neighbours per layer.
+        strategy: ``"dnp"`` reads for destinations it owns, the others for seeds they take.
+    """
     weight = torch.zeros(graph.num_nodes, dtype=torch.float64)
     weight[seeds] = 1.0
     if strategy == "dnp":

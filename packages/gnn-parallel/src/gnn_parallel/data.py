@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from core_kernels import Graph, PartitionBook, partition_graph
+from gnn_parallel.cache import expected_reads
 from gnn_parallel.errors import input_error
 from gnn_parallel.loader import BatchSchedule, PairSchedule, Schedule
 
@@ -83,14 +84,21 @@ class TrainingData:
         """Part that owns each node, int64 ``[num_nodes]``."""
         return _labels(self.partition)
 
-    def owner_in_host(self, num_hosts: int) -> Tensor:
-        """Return which rank of its host owns each node when every host holds all of them.
+    def owner_in_host(self, parts_per_rank: int) -> Tensor:
+        """Return which rank of its host owns each node when a rank owns several neighbouring parts.
 
-        Each rank of a host owns ``num_hosts`` neighbouring parts.
+        With H hosts that hold all nodes each, a rank owns H parts.
         """
-        return self.owner if num_hosts == 1 else self.owner // num_hosts
+        return self.owner if parts_per_rank == 1 else self.owner // parts_per_rank
 
-    @functools.lru_cache(maxsize=2)  # noqa: B019 - lives as long as the data, which is what is wanted
+    @functools.lru_cache(maxsize=8)  # noqa: B019 - lives as long as the data, which is what is wanted
+    def expected_reads(self, parts_per_rank: int, rank: int, fanouts: tuple[int, ...], strategy: str) -> Tensor:
+        """Return how often a rank is expected to read each row, up to a factor, float64 ``[num_nodes]``."""
+        owner = self.owner_in_host(parts_per_rank)
+        kind = "dnp" if strategy == "dnp" else "gdp"  # all others read for the seeds they take
+        return expected_reads(self.graph, owner, rank, self.train_ids, fanouts, kind)
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019
     def clusters(self, num_clusters: int, seed: int) -> Tensor:
         """Return the cluster of each node, the same on every rank."""
         return _labels(partition_graph(self.graph, num_clusters, "metis", seed=seed))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from core_kernels.comm import Group
 from core_kernels.store import place_by_hotness
-from gnn_parallel.cache import choose_cached, expected_reads
+from gnn_parallel.cache import choose_cached
 from gnn_parallel.clock import TERMS
 from gnn_parallel.cost_model import Prices, Rates, StepSeconds, estimate_step_seconds
 from gnn_parallel.counts import StepCounter, StepCounts
@@ -206,15 +206,12 @@ class DryRun:
         workload, data = self.workload, self.workload.data
         held = []
         for rank in range(self.layout.ranks_per_host):
-            where = (data.graph, self.owner, rank)
-            how = (data.train_ids, workload.fanouts, strategy)
-            if self.shape.placement == "disk":
-                mask = torch.zeros(data.graph.num_nodes, dtype=torch.bool)
-                rows = place_by_hotness(expected_reads(*where, *how), 0, workload.cached_rows).host_rows
-            else:
-                mask = self.owner == rank
-                rows = choose_cached(*where, workload.cached_rows, *how)
-            mask[rows] = True
+            is_disk, num_rows = self.shape.placement == "disk", workload.cached_rows
+            mask = torch.zeros_like(self.owner, dtype=torch.bool) if is_disk else self.owner == rank
+            if num_rows:
+                hotness = data.expected_reads(self.layout.parts_per_rank, rank, workload.fanouts, strategy)
+                stored = place_by_hotness(hotness, 0, num_rows).host_rows if is_disk else None
+                mask[choose_cached(hotness, self.owner, rank, num_rows) if stored is None else stored] = True
             held.append(mask)
         return held
 

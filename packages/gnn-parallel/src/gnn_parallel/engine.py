@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from core_kernels import ops
 from core_kernels.comm import Group
 from gnn_parallel.adapters import find_input_layer, split_layer
-from gnn_parallel.cache import choose_cached, expected_reads
+from gnn_parallel.cache import choose_cached
 from gnn_parallel.clock import TermClock
 from gnn_parallel.data import TrainingData
 from gnn_parallel.dropout import sampling_step
@@ -144,12 +144,13 @@ class Engine:
             return ReplicatedFeatures(data.features[:, self._columns].contiguous())
         if plan.placement == "replicated":
             return ReplicatedFeatures(data.features)
-        where = (data.graph, self._owner, inside.rank)
+        hotness = torch.zeros(data.graph.num_nodes)
+        if plan.cached_rows:
+            hotness = data.expected_reads(plan.num_hosts, inside.rank, plan.fanouts, plan.strategy)
         if plan.placement == "disk":
-            hotness = expected_reads(*where, data.train_ids, plan.fanouts, plan.strategy)
             assert isinstance(data.source, Path)  # checked when the plan was made
             return StoredFeatures(data.source, plan.cached_rows, hotness, self.clock)
-        cached = choose_cached(*where, plan.cached_rows, data.train_ids, plan.fanouts, plan.strategy)
+        cached = choose_cached(hotness, self._owner, inside.rank, plan.cached_rows)
         id_dtype = id_dtype_for(data.graph.num_nodes)
         return ShardedFeatures(inside, data.features, self._owner, cached, id_dtype, self.clock, plan.reuse)
 

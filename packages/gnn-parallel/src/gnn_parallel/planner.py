@@ -65,7 +65,7 @@ def choose_strategy(
     is_mixed: bool = False,
     seed: int = 0,
     num_steps: int | None = None,
-    num_trials: int = 3,
+    num_trials: int = 4,
     memory_bytes: int | None = None,
     rates: Rates | None = None,
     measure: bool = True,
