@@ -69,48 +69,6 @@ def test_opcheck(graph):
     torch.library.opcheck(torch.ops.core_kernels.vertex_forward.default, (flat, arrays, num_src, text))
 
 
-class _Model(torch.nn.Module):
-    def __init__(self, graph):
-        super().__init__()
-        self.graph = graph
-        self.layers = torch.nn.ModuleList(
-            [
-                nn.GCNConv(8, 16),
-                nn.GATConv(16, 4, heads=4),
-                nn.SAGEConv(16, 5),
-                nn.GATv2Conv(5, 3),
-                nn.GINConv(torch.nn.Linear(3, 3)),
-                nn.APPNP(2, 0.1),
-            ]
-        )
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(self.graph, x).relu()
-        return x
-
-
-def test_compile_takes_a_model_in_one_graph(graph):
-    model, x = _Model(graph), torch.randn(7, 8, requires_grad=True)
-    fresh = _Model(Graph(graph.indptr, graph.indices, 7, graph.edge_ids))
-    fresh.load_state_dict(model.state_dict())
-    expected = model(x)
-    expected.sum().backward()
-    grad, x.grad = x.grad, None
-    out = torch.compile(fresh, fullgraph=True, backend="aot_eager")(x)
-    out.sum().backward()
-    torch.testing.assert_close(out, expected)
-    torch.testing.assert_close(x.grad, grad)
-
-
-def test_export_takes_a_model(graph):
-    model, x = _Model(graph), torch.randn(7, 8)
-    exported = torch.export.export(model, (x,))
-    names = [str(node.target) for node in exported.graph.nodes if "vertex_forward" in str(node.target)]
-    assert len(names) == 7
-    torch.testing.assert_close(exported.module()(x), model(x))
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(graph, dtype):
     score, own, h = (tensor.detach().to(dtype) for tensor in attention_inputs())

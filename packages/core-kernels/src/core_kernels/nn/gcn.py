@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from core_kernels import vertex
 from core_kernels.errors import ArgumentError
 from core_kernels.graph import Block, Graph
+from core_kernels.graph.tracing import kept
 from core_kernels.nn.init import linear
 from core_kernels.nn.self_loops import replace_self_loops
-from core_kernels.vertex.tracing import kept
 
 __all__ = ["APPNP", "GCNConv", "weighted_degrees"]
 

@@ -8,12 +8,17 @@ Source: Schlichtkrull et al., Modeling Relational Data with Graph Convolutional 
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from core_kernels import vertex
-from core_kernels.errors import argument_error
+from core_kernels.errors import ArgumentError, argument_error
 from core_kernels.graph import Graph
+from core_kernels.graph.tracing import prepare_for_tracing
 from core_kernels.nn.init import glorot_
 from core_kernels.nn.sage import sage_max, sage_mean, sage_min, sage_sum
 
@@ -31,18 +36,53 @@ _PROGRAMS: dict[str, vertex.VertexProgram] = {
 def split_by_type(graph: Graph, edge_type: Tensor, num_relations: int) -> list[Graph]:
     """Return one graph per edge type, with all vertices; kept on ``graph`` while ``edge_type`` is the same tensor.
 
+    A traced model (``torch.compile``, ``torch.export``) keeps the split of the types it was traced with, and fails when
+    it is run with others.
+
     Args:
         graph: A graph or block.
         edge_type: int64 [num_edges] in the order of edge ids, in [0, num_relations).
         num_relations: Number of edge types.
 
     Raises:
-        ArgumentError: A type is out of range.
+        ArgumentError: A type is out of range, or a trace knows the types by shape only.
     """
+    if torch.compiler.is_compiling():
+        traced_types, graphs = getattr(graph, _split_for_trace(graph, edge_type, num_relations))
+        torch._assert_async((edge_type == traced_types).all(), "edge_type differs from what the model was traced with")
+        return graphs
     cached = graph._cache.get("edge_types")
     version = edge_type._version
     if cached is not None and cached[0] is edge_type and cached[1:3] == (version, num_relations):
         return cached[3]
+    graphs = _split(graph, edge_type, num_relations)
+    graph._cache["edge_types"] = (edge_type, version, num_relations, graphs)
+    return graphs
+
+
+@torch._dynamo.assume_constant_result
+def _split_for_trace(graph: Graph, edge_type: Tensor, num_relations: int) -> str:
+    """Split the real arrays; return the name of a new attribute of ``graph`` that holds the types and their graphs.
+
+    A new attribute, because a trace does not see what is added to something it has looked at before.
+    """
+    if isinstance(edge_type, FakeTensor):
+        raise ArgumentError(
+            "edge_type is an input of the exported model, of which only the shape is known; expected a tensor with "
+            "values, which decide what is computed; make it an attribute of the model"
+        )
+    with _disable_current_modes():
+        content = hashlib.blake2b(edge_type.cpu().numpy().tobytes(), digest_size=8).hexdigest()
+        name = f"_edges_of_{num_relations}_types_{content}"
+        if not hasattr(graph, name):
+            graphs = _split(graph, edge_type, num_relations)
+            for one in graphs:
+                prepare_for_tracing(one)
+            setattr(graph, name, (edge_type.clone(), graphs))
+        return name
+
+
+def _split(graph: Graph, edge_type: Tensor, num_relations: int) -> list[Graph]:
     if edge_type.numel() and not 0 <= int(edge_type.min()) <= int(edge_type.max()) < num_relations:
         lowest, highest = int(edge_type.min()), int(edge_type.max())
         raise argument_error("edge_type", (lowest, highest), f"values in [0, {num_relations})", "raise num_relations")
@@ -54,7 +94,6 @@ def split_by_type(graph: Graph, edge_type: Tensor, num_relations: int) -> list[G
         indptr = torch.zeros(graph.num_dst + 1, dtype=torch.int64, device=graph.device)
         torch.cumsum(torch.bincount(rows[chosen], minlength=graph.num_dst), 0, out=indptr[1:])
         graphs.append(Graph(indptr, sources[chosen], graph.num_src, None, validate=False))
-    graph._cache["edge_types"] = (edge_type, version, num_relations, graphs)
     return graphs
 
 

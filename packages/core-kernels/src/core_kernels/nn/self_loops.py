@@ -13,7 +13,7 @@ from torch import Tensor
 
 from core_kernels.errors import argument_error
 from core_kernels.graph import Graph
-from core_kernels.vertex.tracing import before_tracing, kept
+from core_kernels.graph.tracing import before_tracing, kept
 
 __all__ = ["LoopedGraph", "replace_self_loops"]
 

@@ -119,5 +119,8 @@ def transpose_tensors(graph: Graph, needed: bool) -> tuple[Tensor | None, Tensor
     """Return the arrays of the transposed graph where a gradient needs them, else three times None."""
     if not needed:
         return None, None, None
-    transposed = graph.transpose()
+    from core_kernels.graph import Graph
+    from core_kernels.graph.tracing import kept
+
+    transposed = kept(Graph.transpose, graph)
     return transposed.indptr, transposed.indices, transposed.edge_ids

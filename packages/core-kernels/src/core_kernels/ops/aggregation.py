@@ -95,7 +95,10 @@ def spmm(
 
 def mean_scale(graph: Graph, dtype: torch.dtype) -> Tensor:
     """Return ``1 / max(in-degree, 1)`` per destination."""
-    return graph.in_degrees().clamp(min=1).to(dtype).reciprocal()
+    from core_kernels.graph import Graph
+    from core_kernels.graph.tracing import kept
+
+    return kept(Graph.in_degrees, graph).clamp(min=1).to(dtype).reciprocal()
 
 
 def _check_out(out: Tensor, shape: tuple[int, ...], x: Tensor) -> None:

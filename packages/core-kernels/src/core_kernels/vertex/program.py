@@ -19,13 +19,13 @@ from torch import Tensor
 
 from core_kernels.errors import ArgumentError, argument_error
 from core_kernels.graph import Graph
+from core_kernels.graph.tracing import kept
 from core_kernels.vertex import ir
 from core_kernels.vertex.compiled import CompiledProgram
 from core_kernels.vertex.operator import forward_operator
 from core_kernels.vertex.passes import name_widths, rank_of, specialise
 from core_kernels.vertex.states import ReduceState, describe_states
 from core_kernels.vertex.trace import trace
-from core_kernels.vertex.tracing import before_tracing, kept
 
 __all__ = ["Reads", "VertexProgram", "program"]
 
@@ -259,9 +259,6 @@ def _with_all_inputs(typed: ir.Program, keys: tuple, shapes: list[ir.Shape], wan
 @torch._dynamo.assume_constant_result
 def _specialised(owner: VertexProgram, shapes: tuple, wanted: tuple) -> tuple[str, tuple]:
     return owner.specialise(shapes, wanted)
-
-
-before_tracing(Graph.transpose)
 
 
 def _graph_arrays(graphs: list[Graph], with_transpose: bool) -> tuple[list[Tensor], list[int]]:

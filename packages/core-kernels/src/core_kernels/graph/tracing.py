@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["before_tracing", "kept"]
+from core_kernels.graph.structure import Graph
+
+__all__ = ["before_tracing", "kept", "prepare_for_tracing"]
 
 _prepare: list[Callable[[Any], Any]] = []
 
@@ -36,7 +38,18 @@ def kept(compute: Callable[..., Any], graph: Any, *args: Any) -> Any:
 @torch._dynamo.assume_constant_result
 def _run_outside(compute: Callable[..., Any], graph: Any, *args: Any) -> bool:
     with _disable_current_modes():
-        for prepare in _prepare:
-            prepare(graph)
+        prepare_for_tracing(graph)
         compute(graph, *args)
     return True
+
+
+def prepare_for_tracing(graph: Any) -> None:
+    """Compute everything that a trace may want to find on ``graph``."""
+    for prepare in _prepare:
+        prepare(graph)
+
+
+@before_tracing
+def _prepare_derived_arrays(graph: Graph) -> None:
+    graph.in_degrees()
+    graph.transpose().edge_ids  # noqa: B018  computed when first read
