@@ -298,7 +298,7 @@ def wheels(session: nox.Session) -> None:
     """Build every wheel twice and compare, check what is inside, install all alone and import them."""
     prepare(session)
     session.install("hatchling>=1.25")
-    again = Path(session.create_tmp()) / "wheels"
+    again = Path(session.create_tmp()).resolve() / "wheels"
     for target in (WHEELS, again):
         shutil.rmtree(target, ignore_errors=True)
         for package in PACKAGES:
@@ -311,7 +311,7 @@ def wheels(session: nox.Session) -> None:
 
 def build_from_copy(session: nox.Session, package: str, target: Path) -> None:
     """Build a wheel from a fresh copy of the sources, whose time stamps are new each time."""
-    source = Path(session.create_tmp()) / "source" / package
+    source = Path(session.create_tmp()).resolve() / "source" / package
     shutil.rmtree(source, ignore_errors=True)
     ignored = shutil.ignore_patterns("__pycache__", "*.nbi", "*.nbc", "tests", "benchmarks", "dist")
     shutil.copytree(ROOT / "packages" / package, source, ignore=ignored, copy_function=shutil.copyfile)

@@ -370,7 +370,8 @@ def mini_parallelism(
             if seconds is None or plan.seconds <= seconds:
                 assert int(np.prod(plan.mesh)) == count
                 return plan
+    found = "no plan fits" if np.isinf(fastest) else f"the fastest plan that fits takes {fastest:g} s"
     raise InfeasibleError(
         f"memory={budget:g} and seconds={seconds} are not feasible on up to {cluster.num_devices} devices: the least "
-        f"memory is {least:g} bytes, the fastest plan that fits takes {fastest:g} s; relax one or add devices"
+        f"memory is {least:g} bytes, {found}; relax one or add devices"
     )
