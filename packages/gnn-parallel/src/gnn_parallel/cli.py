@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -75,7 +76,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     bench.add_argument("--grid", action="store_true", help="regret over cells on four shaped hosts (root)")
     bench.add_argument("--link", type=int, metavar="MBIT", help="with --grid: only cells of this link, 1000 or 100")
     bench.add_argument("--cells", metavar="FILE", help="with --grid: file of finished cells; a later run goes on there")
+    if _is_under_torchrun() and os.environ["RANK"] != "0":
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            return cli.run(argv)
     return cli.run(argv)
+
+
+def _is_under_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
@@ -116,7 +124,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replan-every", type=int, default=0, metavar="EPOCHS", help="plan again now and then")
     parser.add_argument("--save", default="", metavar="FILE", help="checkpoint to write at the end")
     parser.add_argument("--resume", default="", metavar="FILE", help="checkpoint to go on from, of any strategy")
-    parser.add_argument("--log", default="", metavar="FILE.jsonl", help="append one line per epoch")
+    parser.add_argument("--epoch-log", default="", metavar="FILE.jsonl", help="append one line per epoch")
     parser.add_argument("--timeout", type=float, default=60.0, help="longest wait for another rank, seconds")
     parser.add_argument("--plot", metavar="FILE.png", help="plot loss, accuracy and time by term")
 
@@ -149,7 +157,7 @@ def _job(args: argparse.Namespace) -> TrainJob:
         clip=getattr(args, "clip", 0.0),
         validation=getattr(args, "validation", "full"),
         replan_every=getattr(args, "replan_every", 0),
-        log=getattr(args, "log", ""),
+        log=getattr(args, "epoch_log", ""),
         save=getattr(args, "save", ""),
         resume=getattr(args, "resume", ""),
         is_shown=args.json != "-",
@@ -166,13 +174,13 @@ def _read_partition(args: argparse.Namespace, data: LabelledGraph, ranks: int) -
 
 def _on_ranks(args: argparse.Namespace, function: Callable[..., Any], *arguments: Any, **options: Any) -> list[Any]:
     """Run on local ranks, or as the rank that torchrun made of this process."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if _is_under_torchrun():
         return [function(launch.current_group(), *arguments)]
     return launch.run_ranks(function, args.ranks, *arguments, **options)
 
 
 def _num_ranks(args: argparse.Namespace) -> int:
-    return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else args.ranks
+    return int(os.environ["WORLD_SIZE"]) if _is_under_torchrun() else args.ranks
 
 
 def _partition(args: argparse.Namespace) -> dict[str, Any]:
