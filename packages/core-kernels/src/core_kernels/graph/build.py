@@ -16,7 +16,7 @@ from core_kernels._backend import current_backend
 from core_kernels.errors import ArgumentTypeError, argument_error
 
 __all__ = [
-    "bucket_workspace",
+    "bucket_starts",
     "choose_row_bits",
     "count_ids",
     "empty",
@@ -31,8 +31,8 @@ __all__ = [
 _INT32_LIMIT = 1 << 31
 _INTEGER_DTYPES = (torch.int32, torch.int64)
 _NUMPY_DTYPES = {torch.int32: np.int32, torch.int64: np.int64}
-_MIN_ROW_BITS = 12
-_MAX_ROW_BITS = 16  # the low bits of a key are kept in 16 bits
+_MIN_ROW_BITS = 10
+_MAX_ROW_BITS = 15  # the low bits of a key travel above a 48-bit id
 
 
 def runs_numba(tensor: Tensor) -> bool:
@@ -144,11 +144,10 @@ def sort_by_key(
         kernels.count_keys(keys_, indptr.numpy())
         return indptr, values.to(dtype, copy=True), None
     row_bits = choose_row_bits(num_keys)
-    starts, low_keys = bucket_workspace(num_keys, num_edges, row_bits)
-    kernels.count_buckets(keys_, row_bits, starts)
+    starts = bucket_starts(keys_, num_keys, row_bits)
     out, ids = empty(num_edges, dtype), empty(num_edges, torch.int64)
-    kernels.scatter_edges(keys_, values_, row_bits, starts, low_keys, out.numpy(), ids.numpy())
-    kernels.sort_buckets(low_keys, row_bits, starts, indptr.numpy(), out.numpy(), ids.numpy())
+    kernels.scatter_edges(keys_, values_, row_bits, starts, out.numpy(), ids.numpy())
+    kernels.sort_buckets(row_bits, starts, indptr.numpy(), out.numpy(), ids.numpy())
     return indptr, out, ids
 
 
@@ -159,12 +158,16 @@ def empty(length: int, dtype: torch.dtype) -> Tensor:
 
 def choose_row_bits(num_rows: int) -> int:
     """Return the size of a coarse bucket: about a thousand of them, not tiny, none outgrowing the cache."""
-    return min(max(num_rows.bit_length() - 10, _MIN_ROW_BITS), _MAX_ROW_BITS)
+    return min(max(num_rows.bit_length() - 11, _MIN_ROW_BITS), _MAX_ROW_BITS)
 
 
-def bucket_workspace(num_rows: int, num_edges: int, row_bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return uninitialised arrays for the first positions of the coarse buckets and the low bits of the keys."""
-    return np.empty(((num_rows - 1) >> row_bits) + 2, np.int64), np.empty(num_edges, np.uint16)
+def bucket_starts(keys: np.ndarray, num_rows: int, row_bits: int) -> np.ndarray:
+    """Return the first position of each coarse bucket of ``2**row_bits`` rows, and the number of keys."""
+    from core_kernels.kernels.numba.graph import count_buckets
+
+    starts = np.empty(((num_rows - 1) >> row_bits) + 2, np.int64)
+    count_buckets(keys, row_bits, starts)
+    return starts
 
 
 def expand_rows(indptr: Tensor, num_edges: int) -> Tensor:

@@ -279,9 +279,8 @@ class Graph:
         perm = transform.check_permutation("perm", perm, self.num_nodes)
         new_of_old = torch.empty_like(perm)
         new_of_old[perm] = torch.arange(self.num_nodes, device=self.device)
-        indptr, indices, positions = transform.permute_rows(self.indptr, self.indices, perm, new_of_old)
-        edge_ids = positions if self.edge_ids is None else self.edge_ids[positions]
-        return Graph(indptr, indices, self.num_src, edge_ids, validate=False)
+        arrays = transform.permute_rows(self.indptr, self.indices, self.edge_ids, perm, new_of_old)
+        return Graph(*arrays[:2], self.num_src, arrays[2], validate=False)
 
     def in_subgraph(self, nodes: Tensor) -> Block:
         """Return the block of all in-edges of ``nodes``: what one exact layer for them reads.

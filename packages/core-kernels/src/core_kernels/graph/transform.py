@@ -12,7 +12,7 @@ from torch import Tensor
 
 from core_kernels.errors import argument_error
 from core_kernels.graph.build import (
-    bucket_workspace,
+    bucket_starts,
     choose_row_bits,
     empty,
     expand_rows,
@@ -38,13 +38,12 @@ def transpose(indptr: Tensor, indices: Tensor, num_src: int) -> tuple[Tensor, Te
     from core_kernels.kernels.numba import graph as kernels
 
     row_bits = choose_row_bits(num_src)
-    starts, low_keys = bucket_workspace(num_src, num_edges, row_bits)
+    starts = bucket_starts(indices.numpy(), num_src, row_bits)
     out_indptr, out_indices = empty(num_src + 1, torch.int64), empty(num_edges, dtype)
     positions = empty(num_edges, torch.int64)
     columns = (out_indices.numpy(), positions.numpy())
-    kernels.count_buckets(indices.numpy(), row_bits, starts)
-    kernels.scatter_reversed(indptr.numpy(), indices.numpy(), row_bits, starts, low_keys, *columns)
-    kernels.sort_buckets(low_keys, row_bits, starts, out_indptr.numpy(), *columns)
+    kernels.scatter_reversed(indptr.numpy(), indices.numpy(), row_bits, starts, *columns)
+    kernels.sort_buckets(row_bits, starts, out_indptr.numpy(), *columns)
     return out_indptr, out_indices, positions
 
 
@@ -86,28 +85,34 @@ def take_rows(indptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     return out_indptr, shift + torch.arange(total, device=indptr.device)
 
 
-def permute_rows(indptr: Tensor, indices: Tensor, row_of_new: Tensor, new_of_source: Tensor) -> tuple[Tensor, ...]:
-    """Return row pointers, indices and origins (positions) of a graph whose rows and sources are renumbered."""
+def permute_rows(
+    indptr: Tensor, indices: Tensor, edge_ids: Tensor | None, row_of_new: Tensor, new_of_source: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return row pointers, indices and edge ids of a graph whose rows and sources are renumbered."""
     if not runs_numba(indptr):
         out_indptr, positions = take_rows(indptr, row_of_new)
-        return out_indptr, new_of_source[indices[positions]].to(indices.dtype), positions
+        out_ids = positions if edge_ids is None else edge_ids[positions]
+        return out_indptr, new_of_source[indices[positions]].to(indices.dtype), out_ids
 
     from core_kernels.kernels.numba.graph import move_rows
 
     out_indptr = torch.zeros(row_of_new.shape[0] + 1, dtype=torch.int64)
     torch.cumsum(indptr.diff()[row_of_new], 0, out=out_indptr[1:])
     out_indices = empty(indices.shape[0], indices.dtype)
-    positions = empty(indices.shape[0], torch.int64)
+    out_ids = empty(indices.shape[0], torch.int64)
+    # A narrow table of names stays longer in the caches: it is read at random, once per edge.
+    names = new_of_source.to(indices.dtype)
     move_rows(
         indptr.numpy(),
         indices.numpy(),
+        None if edge_ids is None else edge_ids.numpy(),
         row_of_new.contiguous().numpy(),
-        new_of_source.numpy(),
+        names.numpy(),
         out_indptr.numpy(),
         out_indices.numpy(),
-        positions.numpy(),
+        out_ids.numpy(),
     )
-    return out_indptr, out_indices, positions
+    return out_indptr, out_indices, out_ids
 
 
 def first_seen_order(seeds: Tensor, ids: Tensor, num_ids: int) -> tuple[Tensor, Tensor]:

@@ -108,7 +108,10 @@ class SAGEConv(nn.Module):
         else:
             out = self.lin_l(self.program(graph, src={"h": source}))
         if self.root_weight:
-            out = out + self.lin_r(own)
+            own_map = self.lin_r.weight.t()
+            # In place, the sum costs no pass over the result; under autocast the dtypes may differ.
+            in_place = out.dtype == own.dtype == own_map.dtype
+            out = out.addmm_(own, own_map) if in_place else out + self.lin_r(own)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
     def extra_repr(self) -> str:

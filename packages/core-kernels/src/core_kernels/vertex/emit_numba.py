@@ -16,9 +16,9 @@ from core_kernels.vertex.loops import LoopEmitter, extent
 __all__ = ["NumbaKernel", "emit_numba"]
 
 #: Edges between the request for a source row and its use: with random sources loops wait for memory.
-_PREFETCH_DISTANCE = 8
+_PREFETCH_DISTANCE = 16
 #: Bumped when what generated code imports changes its meaning.
-_SUPPORT_VERSION = 3
+_SUPPORT_VERSION = 4
 
 _EXPRESSIONS = {
     "add": "{0} + {1}",

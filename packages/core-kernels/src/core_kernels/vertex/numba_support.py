@@ -1,8 +1,4 @@
-"""What generated CPU code calls: element access without index checks, and an exponential that vectorises.
-
-Numba lets negative indices count from the end; the test for it keeps loops from being vectorised. Generated indices are
-never negative, so these accessors compile to a plain load and store.
-"""
+"""What generated CPU code calls: element access without index checks, and an exponential that vectorises."""
 
 from __future__ import annotations
 
@@ -14,47 +10,14 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
+from core_kernels.kernels.numba._elements import get, get_written, put
+
 __all__ = ["exp", "get", "get_written", "prefetch", "put"]
-
-
-def _load(array, is_constant):
-    def codegen(context, builder, signature, args):
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        value = builder.load(builder.gep(data, [args[1]]))
-        if is_constant:
-            value.set_metadata("invariant.load", builder.module.add_metadata([]))
-        return value
-
-    return array.dtype(array, types.int64), codegen
-
-
-@intrinsic
-def get(typingctx, array, index):
-    """Return ``array[index]`` of a 1-D C-contiguous array that the kernel never writes."""
-    return _load(array, True)
-
-
-@intrinsic
-def get_written(typingctx, array, index):
-    """Return ``array[index]`` of a 1-D C-contiguous array that the kernel writes as well."""
-    return _load(array, False)
-
-
-@intrinsic
-def put(typingctx, array, index, value):
-    """Set ``array[index] = value`` on a 1-D C-contiguous array."""
-
-    def codegen(context, builder, signature, args):
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        builder.store(args[2], builder.gep(data, [args[1]]))
-        return context.get_dummy_value()
-
-    return types.void(array, types.int64, array.dtype), codegen
 
 
 @intrinsic
 def prefetch(typingctx, array, index, count):
-    """Bring ``array[index : index + count]`` towards the processor."""
+    """Bring ``array[index : index + count]`` into the second-level cache."""
 
     def codegen(context, builder, signature, args):
         array_type = signature.args[0]
@@ -67,7 +30,7 @@ def prefetch(typingctx, array, index, count):
         stop = builder.add(args[1], args[2])
         with cgutils.for_range_slice(builder, args[1], stop, step) as (at, _):
             where = builder.bitcast(builder.gep(data, [at]), byte)
-            builder.call(function, [where, *(ir.Constant(i32, flag) for flag in (0, 3, 1))])
+            builder.call(function, [where, *(ir.Constant(i32, flag) for flag in (0, 2, 1))])
         return context.get_dummy_value()
 
     return types.void(array, types.int64, types.int64), codegen

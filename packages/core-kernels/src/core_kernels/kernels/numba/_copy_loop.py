@@ -62,14 +62,14 @@ def stream_row(typingctx, target, source, num_bytes):
 
 @intrinsic(prefer_literal=True)
 def prefetch_row(typingctx, address, num_bytes, for_writing):
-    """Ask for the lines of a row."""
+    """Ask for the lines of a row, into the second-level cache: it takes more requests than the first."""
 
     def codegen(context, builder, sig, args):
         address, num_bytes, _ = args
         mode = ir.Constant(_I32, 1 if sig.args[2].literal_value else 0)
         step = ir.Constant(_I64, LINE_BYTES)
         with cgutils.for_range_slice(builder, ir.Constant(_I64, 0), num_bytes, step) as (offset, _):
-            flags = (mode, ir.Constant(_I32, 3), ir.Constant(_I32, 1))
+            flags = (mode, ir.Constant(_I32, 2), ir.Constant(_I32, 1))
             _call(builder, "llvm.prefetch.p0", _pointer(builder, address, offset), *flags)
         return context.get_dummy_value()
 

@@ -1,7 +1,7 @@
 """Loops over the edges of one row, emitted as LLVM: sum, extremum and dot of source rows.
 
 Each comes for 1, 2, 4 and 8 vectors of 64 bytes held in registers (:data:`VECTOR_COUNTS`); a wider row takes several
-passes. Source rows are prefetched ``_PREFETCH_DISTANCE`` edges ahead, also into the next rows up to ``limit``: with
+passes. Source rows are prefetched some edges ahead, also into the next rows up to ``limit``: with
 random sources the loop waits for memory, not for arithmetic. Arguments typed ``none`` cost nothing.
 
 Arguments shared by all: columns ``[column, width)`` of ``x``; positions ``[start, stop)``; ``indices`` (None: the edge
@@ -20,8 +20,8 @@ from core_kernels.kernels.numba._vectors import I1, I32, I64, Lanes, Rows
 __all__ = ["VECTOR_COUNTS", "row_dot", "row_extremum", "row_sum"]
 
 VECTOR_COUNTS = (1, 2, 4, 8)
-#: Edges between the prefetch of a source row and its use.
-_PREFETCH_DISTANCE = 8
+#: Source rows are asked for so many cache lines, and at least so many edges, ahead of their use.
+_LINES_AHEAD, _EDGES_AHEAD = 32, 16
 
 
 class _EdgeLoop:
@@ -57,7 +57,7 @@ class _EdgeLoop:
         return self.edge_row(position) if self.indices is None else self.indices.scalar(position)
 
     def prefetch(self, lanes, position):
-        ahead = self.builder.add(position, ir.Constant(I64, _PREFETCH_DISTANCE))
+        ahead = self.builder.add(position, ir.Constant(I64, max(_EDGES_AHEAD, _LINES_AHEAD // lanes.count)))
         inside = self.builder.icmp_signed("<", ahead, self.values["limit"])
         with self.builder.if_then(inside, likely=True):
             pointer = self.x.at(self.source_row(ahead), self.column)

@@ -105,10 +105,10 @@ class Lanes:
         return self.call(f"llvm.fma.{self.suffix}", self.type, [a, b, c])
 
     def prefetch(self, pointer, vector):
-        """Ask for the cache line of a vector."""
+        """Ask for the cache line of a vector, into the second-level cache: it takes more requests than the first."""
         byte = ir.IntType(8).as_pointer()
         where = self.builder.bitcast(self.step(pointer, vector), byte)
-        flags = [ir.Constant(I32, flag) for flag in (0, 3, 1)]
+        flags = [ir.Constant(I32, flag) for flag in (0, 2, 1)]
         self.call("llvm.prefetch.p0", ir.VoidType(), [where, *flags])
 
     def larger(self, a, b):

@@ -13,6 +13,7 @@ from numba import njit
 
 from core_kernels.kernels.numba._arrays import array, fill_through_float32, is_half
 from core_kernels.kernels.numba._copy_loop import prefetch_row
+from core_kernels.kernels.numba._elements import get_written, put
 from core_kernels.kernels.numba._groups import group_positions
 from core_kernels.kernels.numba._rows import dot_rows, sum_rows
 from core_kernels.kernels.numba._threads import run_ranges
@@ -90,13 +91,17 @@ def embedding_update_(
         array(weight).dtype.type(value) for value in (lr, eps, beta1, beta2, beta1_rest, beta2_rest, weight_decay)
     )
     run_ranges(
-        _KERNELS[optimizer], unique.shape[0], pointers, pointers, bags, *source, array(unique), array(weight),
-        array(first), array(second), constants, weight.data_ptr(), unit=weight.shape[1],
+        _KERNELS[optimizer], unique.shape[0], pointers, pointers, bags, *source, array(unique), _flat(weight),
+        _flat(first), _flat(second), constants, unit=weight.shape[1],
     )  # fmt: skip
 
 
 def _float(tensor):
     return None if tensor is None else tensor.float()
+
+
+def _flat(table):
+    return None if table is None else array(table).reshape(-1)
 
 
 def _column(sample_weight):
@@ -116,84 +121,99 @@ def _bags(offsets, num_ids):
     return bags
 
 
+# The updates of one row. Its gradient starts at ``at`` in ``sums``, its weights at ``base`` in ``weight`` and in states
+# of the same shape; all arrays are flat.
+
+
 @njit(cache=True, nogil=True)
-def _sgd_row(gradient, weight, first, second, row, constants):
+def _decayed(sums, at, weight, base, column, decay):
+    return get_written(sums, at + column) + decay * get_written(weight, base + column)
+
+
+@njit(cache=True, nogil=True)
+def _sgd_row(sums, at, weight, base, first, second, row, width, constants):
     lr, decay = constants[0], constants[6]
-    for column in range(len(gradient)):
-        g = gradient[column] + decay * weight[row, column]
-        weight[row, column] -= lr * g
+    for column in range(width):
+        g = _decayed(sums, at, weight, base, column, decay)
+        put(weight, base + column, get_written(weight, base + column) - lr * g)
 
 
 @njit(cache=True, nogil=True)
-def _momentum_row(gradient, weight, first, second, row, constants):
+def _momentum_row(sums, at, weight, base, first, second, row, width, constants):
     lr, beta1, decay = constants[0], constants[2], constants[6]
-    for column in range(len(gradient)):
-        g = gradient[column] + decay * weight[row, column]
-        velocity = beta1 * first[row, column] + g
-        first[row, column] = velocity
-        weight[row, column] -= lr * velocity
+    for column in range(width):
+        g = _decayed(sums, at, weight, base, column, decay)
+        velocity = beta1 * get_written(first, base + column) + g
+        put(first, base + column, velocity)
+        put(weight, base + column, get_written(weight, base + column) - lr * velocity)
 
 
 @njit(cache=True, nogil=True)
-def _adagrad_row(gradient, weight, first, second, row, constants):
+def _adagrad_row(sums, at, weight, base, first, second, row, width, constants):
     lr, eps, decay = constants[0], constants[1], constants[6]
-    for column in range(len(gradient)):
-        g = gradient[column] + decay * weight[row, column]
-        total = first[row, column] + g * g
-        first[row, column] = total
-        weight[row, column] -= lr * g / (np.sqrt(total) + eps)
+    for column in range(width):
+        g = _decayed(sums, at, weight, base, column, decay)
+        total = get_written(first, base + column) + g * g
+        put(first, base + column, total)
+        put(weight, base + column, get_written(weight, base + column) - lr * g / (np.sqrt(total) + eps))
 
 
 @njit(cache=True, nogil=True, fastmath={"reassoc"})
-def _sum_of_squares(gradient):
+def _sum_of_squares(sums, at, width):
     """Sum in the lanes of a vector: a sum in sequence would wait for every addition."""
-    squares = gradient.dtype.type(0)
-    for column in range(len(gradient)):
-        squares += gradient[column] * gradient[column]
+    squares = sums.dtype.type(0)
+    for column in range(width):
+        value = get_written(sums, at + column)
+        squares += value * value
     return squares
 
 
 @njit(cache=True, nogil=True)
-def _rowwise_adagrad_row(gradient, weight, first, second, row, constants):
+def _rowwise_adagrad_row(sums, at, weight, base, first, second, row, width, constants):
     lr, eps, decay = constants[0], constants[1], constants[6]
-    for column in range(len(gradient)):
-        gradient[column] += decay * weight[row, column]
-    total = first[row] + _sum_of_squares(gradient) / gradient.dtype.type(len(gradient))
+    if decay != 0:  # else the pass would change nothing
+        for column in range(width):
+            put(sums, at + column, _decayed(sums, at, weight, base, column, decay))
+    total = first[row] + _sum_of_squares(sums, at, width) / sums.dtype.type(width)
     first[row] = total
     factor = lr / (np.sqrt(total) + eps)
-    for column in range(len(gradient)):
-        weight[row, column] -= factor * gradient[column]
+    for column in range(width):
+        put(weight, base + column, get_written(weight, base + column) - factor * get_written(sums, at + column))
 
 
 @njit(cache=True, nogil=True)
-def _adam_row(gradient, weight, first, second, row, constants):
+def _adam_row(sums, at, weight, base, first, second, row, width, constants):
     lr, eps, beta1, beta2, beta1_rest, beta2_rest, decay = constants
-    one = gradient.dtype.type(1)
-    for column in range(len(gradient)):
-        g = gradient[column] + decay * weight[row, column]
-        mean = beta1 * first[row, column] + (one - beta1) * g
-        square = beta2 * second[row, column] + (one - beta2) * g * g
-        first[row, column], second[row, column] = mean, square
-        weight[row, column] -= lr * (mean / beta1_rest) / (np.sqrt(square / beta2_rest) + eps)
+    one = sums.dtype.type(1)
+    for column in range(width):
+        g = _decayed(sums, at, weight, base, column, decay)
+        mean = beta1 * get_written(first, base + column) + (one - beta1) * g
+        square = beta2 * get_written(second, base + column) + (one - beta2) * g * g
+        put(first, base + column, mean)
+        put(second, base + column, square)
+        step = lr * (mean / beta1_rest) / (np.sqrt(square / beta2_rest) + eps)
+        put(weight, base + column, get_written(weight, base + column) - step)
 
 
 def _make_kernel(update_row):
     @njit(cache=True, nogil=True)
     def update_rows(
-        start, stop, indptr, bags, grad, sample_weight, positions, bag_scale, unique, weight, first, second, constants,
-        address,
-    ):  # fmt: skip
-        row_bytes = weight.shape[1] * weight.itemsize
-        sums = np.empty((_BLOCK_ROWS, grad.shape[1]), grad.dtype)
+        start, stop, indptr, bags, grad, sample_weight, positions, bag_scale, unique, weight, first, second, constants
+    ):
+        width = grad.shape[1]
+        row_bytes = width * weight.itemsize
+        sums = np.empty((_BLOCK_ROWS, width), grad.dtype)
+        flat_sums = sums.reshape(-1)
         for begin in range(start, stop, _BLOCK_ROWS):
             end = min(begin + _BLOCK_ROWS, stop)
             pointers = indptr[begin : end + 1]
             # The table is far larger than any cache: its rows travel while their gradients are summed.
             for place in range(begin, end):
-                prefetch_row(address + unique[place] * row_bytes, row_bytes, True)
+                prefetch_row(weight.ctypes.data + unique[place] * row_bytes, row_bytes, True)
             sum_rows(0, end - begin, pointers, bags, grad, sample_weight, 1, positions, bag_scale, None, sums)
             for place in range(begin, end):
-                update_row(sums[place - begin], weight, first, second, unique[place], constants)
+                row, at = np.int64(unique[place]), (place - begin) * width
+                update_row(flat_sums, at, weight, row * width, first, second, row, width, constants)
 
     return update_rows
 

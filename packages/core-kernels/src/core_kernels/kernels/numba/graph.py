@@ -3,8 +3,8 @@
 Scattering edges straight to their place touches a random cache line and page per edge once the graph outgrows the
 caches. Edges therefore go first to one of some hundred coarse buckets of ``2**row_bits`` rows (sequential streams), and
 are then counted and sorted within their bucket, which fits the cache. Both passes keep the order of equal keys.
-The only temporary of the size of the edges is the low half of the key, two bytes; all else is reordered inside the
-outputs.
+No temporary has the size of the edges: between the passes the low bits of the key travel in the upper 16 bits of the
+id, inside the outputs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from core_kernels.kernels.numba._copy_loop import prefetch_row
+
 __all__ = [
+    "ID_BITS",
     "count_buckets",
     "count_cut",
     "count_keys",
@@ -24,6 +27,12 @@ __all__ = [
     "scatter_reversed",
     "sort_buckets",
 ]
+
+#: Bits of a packed id that hold the id; the others but the sign hold the low bits of its key.
+ID_BITS = 48
+_ID_MASK = (1 << ID_BITS) - 1
+#: Edges between the request for an entry of a table and its use; rows whose entries are requested together.
+_PREFETCH_DISTANCE, _BLOCK_ROWS = 48, 16
 
 
 @njit(cache=True, nogil=True)
@@ -56,70 +65,70 @@ def count_buckets(keys, row_bits, starts):
 
 
 @njit(cache=True, nogil=True)
-def scatter_edges(keys, values, row_bits, starts, low_keys, out_values, out_ids):
-    """Write the low bits of the keys, the values and their positions ordered by coarse bucket, stably."""
+def scatter_edges(keys, values, row_bits, starts, out_values, packed_ids):
+    """Write values and packed ids (positions below the low bits of their keys) by coarse bucket, stably."""
     cursor = starts.copy()
     mask = (1 << row_bits) - 1
     for i in range(keys.shape[0]):
-        key = keys[i]
+        key = np.int64(keys[i])
         bucket = key >> row_bits
         place = cursor[bucket]
         cursor[bucket] = place + 1
-        low_keys[place] = key & mask
         out_values[place] = values[i]
-        out_ids[place] = i
+        packed_ids[place] = (key & mask) << ID_BITS | i
 
 
 @njit(cache=True, nogil=True)
-def scatter_reversed(indptr, indices, row_bits, starts, low_keys, out_values, out_positions):
+def scatter_reversed(indptr, indices, row_bits, starts, out_values, packed_ids):
     """Do as ``scatter_edges`` with sources as keys and rows as values."""
     cursor = starts.copy()
     mask = (1 << row_bits) - 1
     for row in range(indptr.shape[0] - 1):
         for position in range(indptr[row], indptr[row + 1]):
-            key = indices[position]
+            key = np.int64(indices[position])
             bucket = key >> row_bits
             place = cursor[bucket]
             cursor[bucket] = place + 1
-            low_keys[place] = key & mask
             out_values[place] = row
-            out_positions[place] = position
+            packed_ids[place] = (key & mask) << ID_BITS | position
 
 
 @njit(cache=True, nogil=True)
-def sort_buckets(low_keys, row_bits, starts, indptr, values, ids):
-    """Order values and ids by key inside each coarse bucket, in place and stably, and fill ``indptr``."""
+def sort_buckets(row_bits, starts, indptr, values, packed_ids):
+    """Order values and ids by key inside each coarse bucket, in place and stably; unpack the ids; fill ``indptr``."""
     num_rows = indptr.shape[0] - 1
     num_buckets = starts.shape[0] - 1
     largest = 0
     for bucket in range(num_buckets):
         largest = max(largest, starts[bucket + 1] - starts[bucket])
     kept_values = np.empty(largest, values.dtype)
-    kept_ids = np.empty(largest, ids.dtype)
+    kept_ids = np.empty(largest, packed_ids.dtype)
     cursor = np.empty(1 << row_bits, np.int64)
     indptr[0] = 0
     for bucket in range(num_buckets):
-        start, stop = starts[bucket], starts[bucket + 1]
+        start = starts[bucket]
+        size = starts[bucket + 1] - start
         first = bucket << row_bits
         rows = min(1 << row_bits, num_rows - first)
         cursor[:rows] = 0
-        for i in range(start, stop):
-            cursor[low_keys[i]] += 1
+        for i in range(size):
+            packed = packed_ids[start + i]
+            kept_ids[i] = packed
+            kept_values[i] = values[start + i]
+            cursor[packed >> ID_BITS] += 1
         place = start
         for row in range(rows):
             count = cursor[row]
             cursor[row] = place
             place += count
             indptr[first + row + 1] = place
-        size = stop - start
-        kept_values[:size] = values[start:stop]
-        kept_ids[:size] = ids[start:stop]
         for i in range(size):
-            row = low_keys[start + i]
+            packed = kept_ids[i]
+            row = packed >> ID_BITS
             place = cursor[row]
             cursor[row] = place + 1
             values[place] = kept_values[i]
-            ids[place] = kept_ids[i]
+            packed_ids[place] = packed & _ID_MASK
 
 
 @njit(cache=True, nogil=True)
@@ -131,14 +140,23 @@ def expand_rows(indptr, out):
 
 
 @njit(cache=True, nogil=True)
-def move_rows(indptr, indices, row_of_new, new_of_source, new_indptr, out_indices, out_positions):
-    """Copy row ``row_of_new[i]`` to row ``i``, renaming its entries; ``out_positions`` says where each came from."""
-    for new_row in range(row_of_new.shape[0]):
-        start = indptr[row_of_new[new_row]]
-        place = new_indptr[new_row]
-        for k in range(new_indptr[new_row + 1] - place):
-            out_indices[place + k] = new_of_source[indices[start + k]]
-            out_positions[place + k] = start + k
+def move_rows(indptr, indices, edge_ids, row_of_new, new_of_source, new_indptr, out_indices, out_ids):
+    """Copy row ``row_of_new[i]`` to row ``i``, renaming its entries; ``out_ids`` gets their edge ids.
+
+    The names of a block of rows are asked for before the first is used: they are read at random.
+    """
+    num_rows, names, item_bytes = row_of_new.shape[0], new_of_source.ctypes.data, new_of_source.itemsize
+    for block in range(0, num_rows, _BLOCK_ROWS):
+        stop = min(block + _BLOCK_ROWS, num_rows)
+        for new_row in range(block, stop):
+            start = indptr[row_of_new[new_row]]
+            for k in range(new_indptr[new_row + 1] - new_indptr[new_row]):
+                prefetch_row(names + np.int64(indices[start + k]) * item_bytes, 1, False)
+        for new_row in range(block, stop):
+            start, place = indptr[row_of_new[new_row]], new_indptr[new_row]
+            for k in range(new_indptr[new_row + 1] - place):
+                out_indices[place + k] = new_of_source[indices[start + k]]
+                out_ids[place + k] = start + k if edge_ids is None else edge_ids[start + k]
 
 
 @njit(cache=True, nogil=True)
@@ -168,9 +186,12 @@ def merge_sorted_rows(indptr_a, indices_a, indptr_b, indices_b, indptr_out, indi
 @njit(cache=True, nogil=True)
 def count_cut(indptr, indices, part_of_node):
     """Return how many edges join nodes of different parts."""
-    cut = 0
+    cut, parts, item_bytes = 0, part_of_node.ctypes.data, part_of_node.itemsize
+    limit = indices.shape[0] - _PREFETCH_DISTANCE
     for row in range(indptr.shape[0] - 1):
         part = part_of_node[row]
         for position in range(indptr[row], indptr[row + 1]):
+            if position < limit:
+                prefetch_row(parts + np.int64(indices[position + _PREFETCH_DISTANCE]) * item_bytes, 1, False)
             cut += part_of_node[indices[position]] != part
     return cut

@@ -21,6 +21,8 @@ __all__ = ["sample_block", "sample_neighbors"]
 
 #: Up to this fanout a repeated draw is found by looking through the earlier ones, above by marks over the whole row.
 _LINEAR_FANOUT = 32
+#: Draws that are made before their sources are read; seeds between the request for a row pointer and its use.
+_GATHER_DRAWS, _PREFETCH_SEEDS = 1024, 16
 
 
 def sample_neighbors(indptr, indices, edge_ids, seeds, keys, fanout, replace, seed, step, layer):
@@ -61,8 +63,7 @@ def _number_block(seeds, sources, table, unique, local):
 def _draw(pointers, indices, edge_ids, seeds, keys, draw, rows, sources, edges):
     run_ranges(
         _draw_rows, seeds.shape[0], array(rows), pointers, array(indices), array(edge_ids), array(seeds),
-        array(seeds if keys is None else keys), *draw, array(rows), array(sources), array(edges), indices.data_ptr(),
-        unit=4,
+        array(seeds if keys is None else keys), *draw, array(rows), array(sources), array(edges), unit=4,
     )  # fmt: skip
 
 
@@ -104,12 +105,15 @@ def _draw_rows(
     rows,
     sources,
     edges,
-    address,
 ):
     stream = stream_key(seed, step, layer)
     marked = fanout > _LINEAR_FANOUT and not replace
     marks = np.zeros(_longest_row(indptr, seeds, start, stop) if marked else 0, np.bool_)
+    pointers_at, indices_at = indptr.ctypes.data, indices.ctypes.data
+    gathered = rows[start]
     for place in range(start, stop):
+        if place + _PREFETCH_SEEDS < stop:
+            prefetch_row(pointers_at + seeds[place + _PREFETCH_SEEDS] * indptr.itemsize, 1, False)
         begin, first, last = indptr[seeds[place]], rows[place], rows[place + 1]
         degree = indptr[seeds[place] + 1] - begin
         if fanout < 0 or degree == 0 or (degree <= fanout and not replace):
@@ -125,9 +129,19 @@ def _draw_rows(
             else:
                 _floyd_linear(key, degree, fanout, begin, edges, first)
         for out in range(first, last):
-            prefetch_row(address + edges[out] * indices.itemsize, 1, False)
-    # A loop of its own: its loads do not wait for one another, nor for the branches above.
-    for out in range(rows[start], rows[stop]):
+            prefetch_row(indices_at + edges[out] * indices.itemsize, 1, False)
+            if edge_ids is not None:
+                prefetch_row(edge_ids.ctypes.data + edges[out] * edge_ids.itemsize, 1, False)
+        # A loop of its own: its loads do not wait for one another, nor for the branches above. It follows while what
+        # was asked for is still in the cache.
+        if last - gathered >= _GATHER_DRAWS or place == stop - 1:
+            _gather_drawn(gathered, last, indices, edge_ids, sources, edges)
+            gathered = last
+
+
+@njit(cache=True, nogil=True)
+def _gather_drawn(begin, end, indices, edge_ids, sources, edges):
+    for out in range(begin, end):
         position = edges[out]
         sources[out] = indices[position]
         if edge_ids is not None:
