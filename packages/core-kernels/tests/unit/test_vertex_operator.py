@@ -12,7 +12,6 @@ import torch
 
 from core_kernels import Graph, backend, nn, vertex
 from core_kernels.nn.gat import gat, gatv2
-from core_kernels.vertex.program import _graph_arrays
 
 
 @pytest.fixture
@@ -59,14 +58,6 @@ def test_gradcheck_of_every_operation(graph, name):
 
     with backend(name):
         assert torch.autograd.gradcheck(run, (draw(7, 2, 3), draw(7, 1, 3), draw(24, 2, 1), draw(2, 3)))
-
-
-def test_opcheck(graph):
-    score, own, h = attention_inputs()
-    text, _ = gat.specialise(tuple(tuple(t.shape[1:]) for t in (score, own, h)), (0, 1, 2))
-    arrays, num_src = _graph_arrays([graph], True)
-    flat = [score, own, h]
-    torch.library.opcheck(torch.ops.core_kernels.vertex_forward.default, (flat, arrays, num_src, text))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

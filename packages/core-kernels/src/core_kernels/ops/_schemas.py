@@ -203,13 +203,14 @@ OPERATORS: dict[str, Operator] = {
     ),
     "embedding_bag_backward": Operator(
         "embedding",
-        "(Tensor grad, Tensor ids, Tensor offsets, Tensor? sample_weight, bool mean, int num_rows) -> Tensor",
+        "(Tensor grad, Tensor ids, Tensor offsets, Tensor? sample_weight, bool mean, int num_rows, bool checked) "
+        "-> Tensor",
         True,
         "Dense gradient of the table, summed in ascending i.",
     ),
     "embedding_bag_sample_weight_backward": Operator(
         "embedding",
-        "(Tensor grad, Tensor weight, Tensor ids, Tensor offsets, bool mean) -> Tensor",
+        "(Tensor grad, Tensor weight, Tensor ids, Tensor offsets, bool mean, bool checked) -> Tensor",
         True,
         "grad_sample_weight[i] = dot(grad[bag of i], weight[ids[i]]), divided by the bag's length for mean.",
     ),

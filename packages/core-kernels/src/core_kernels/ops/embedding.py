@@ -72,7 +72,7 @@ def _fake_bag(weight, ids, offsets, sample_weight, mean, checked):
 
 
 def _save_bag(ctx, inputs, output):
-    weight, ids, offsets, sample_weight, ctx.mean, _ = inputs
+    weight, ids, offsets, sample_weight, ctx.mean, ctx.checked = inputs
     ctx.num_rows = weight.shape[0]
     ctx.save_for_backward(None if sample_weight is None else weight, ids, offsets, sample_weight)
 
@@ -81,13 +81,15 @@ def _bag_backward(ctx, grad):
     weight, ids, offsets, sample_weight = ctx.saved_tensors
     grad_weight = grad_factors = None
     if ctx.needs_input_grad[0]:
-        grad_weight = _embedding_bag_backward(grad, ids, offsets, sample_weight, ctx.mean, ctx.num_rows)
+        grad_weight = _embedding_bag_backward(grad, ids, offsets, sample_weight, ctx.mean, ctx.num_rows, ctx.checked)
     if sample_weight is not None and ctx.needs_input_grad[3]:
-        grad_factors = _sample_weight_backward(grad, weight, ids, offsets, ctx.mean)
+        grad_factors = _sample_weight_backward(grad, weight, ids, offsets, ctx.mean, ctx.checked)
     return grad_weight, None, None, grad_factors, None, None
 
 
-def _dispatch_backward(grad, ids, offsets, sample_weight, mean, num_rows):
+def _dispatch_backward(grad, ids, offsets, sample_weight, mean, num_rows, checked):
+    if checked:  # again: memory shared with numpy may have changed since the forward
+        _library.check_ids("embedding_bag_backward", "ids", ids, num_rows)
     out = empty_rows(grad, num_rows, grad.shape[1])
     arrays = (grad.contiguous(), ids, offsets, dense(sample_weight))
     if out.numel():
@@ -95,11 +97,13 @@ def _dispatch_backward(grad, ids, offsets, sample_weight, mean, num_rows):
     return out
 
 
-def _fake_backward(grad, ids, offsets, sample_weight, mean, num_rows):
+def _fake_backward(grad, ids, offsets, sample_weight, mean, num_rows, checked):
     return grad.new_empty(num_rows, grad.shape[1])
 
 
-def _dispatch_sample_weight_backward(grad, weight, ids, offsets, mean):
+def _dispatch_sample_weight_backward(grad, weight, ids, offsets, mean, checked):
+    if checked:
+        _library.check_ids("embedding_bag_sample_weight_backward", "ids", ids, weight.shape[0])
     out = grad.new_empty(ids.shape)
     arrays = (grad.contiguous(), weight.contiguous(), ids, offsets)
     if out.numel():
@@ -107,7 +111,7 @@ def _dispatch_sample_weight_backward(grad, weight, ids, offsets, mean):
     return out
 
 
-def _fake_sample_weight_backward(grad, weight, ids, offsets, mean):
+def _fake_sample_weight_backward(grad, weight, ids, offsets, mean, checked):
     return grad.new_empty(ids.shape)
 
 

@@ -187,13 +187,13 @@ def _fake_gather(x, index, checked):
 
 
 def _save_gather(ctx, inputs, output):
-    x, index, _ = inputs
+    x, index, ctx.checked = inputs
     ctx.num_rows = x.shape[0]
     ctx.save_for_backward(index)
 
 
 def _gather_backward(ctx, grad):
-    return _scatter_add(grad, ctx.saved_tensors[0], ctx.num_rows, False), None, None
+    return _scatter_add(grad, ctx.saved_tensors[0], ctx.num_rows, ctx.checked), None, None
 
 
 def _dispatch_scatter_add(x, index, num_rows, checked):
@@ -211,11 +211,12 @@ def _fake_scatter_add(x, index, num_rows, checked):
 
 
 def _save_scatter_add(ctx, inputs, output):
-    ctx.save_for_backward(inputs[1])
+    _, index, _, ctx.checked = inputs
+    ctx.save_for_backward(index)
 
 
 def _scatter_add_backward(ctx, grad):
-    return _gather(grad, ctx.saved_tensors[0], False), None, None, None
+    return _gather(grad, ctx.saved_tensors[0], ctx.checked), None, None, None
 
 
 def _dispatch_bucket(ids, offsets, checked):
