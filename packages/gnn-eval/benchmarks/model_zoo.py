@@ -549,7 +549,14 @@ SUPPORTED: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
         },
     ),
     "rdl": lambda: _hetero(RDL),
+    "Polynormer, local phase": lambda: polynormer(False),
 }
+
+
+def polynormer(global_attention: bool) -> tuple[nn.Module, Any]:
+    model = gnn.Polynormer(WIDTH, 8, CLASSES)
+    model._global = global_attention
+    return model, (*graph(), torch.zeros(NODES, dtype=torch.int64))
 
 
 class Pooled(nn.Module):
@@ -625,7 +632,7 @@ REFUSED: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "TGN (memory)": lambda: (MemoryTGN(), {"x": graph()[0], "edge_index": graph()[1], "edge_attr": edge_values()}),
     "GPSConv": lambda: _plain(gnn.GPSConv(WIDTH, gnn.SAGEConv(WIDTH, WIDTH), heads=2)),
     "SGFormer": lambda: (gnn.SGFormer(WIDTH, 8, CLASSES), (*graph(), torch.zeros(NODES, dtype=torch.int64))),
-    "Polynormer": lambda: (gnn.Polynormer(WIDTH, 8, CLASSES), (*graph(), torch.zeros(NODES, dtype=torch.int64))),
+    "Polynormer, global attention": lambda: polynormer(True),
     "GraphNorm": lambda: _plain(Normed(gnn.GraphNorm(8))),
     "PairNorm": lambda: _plain(Normed(gnn.PairNorm())),
     "AttentiveFP": lambda: (

@@ -43,6 +43,8 @@ __all__ = ["Engine", "RunOptions"]
 
 _CACHE_FRIENDLY_BYTES = {True: 256 * 2**20, False: 48 * 2**20}  # by whether kernels are fused
 _MARGIN = 0.95
+_RESERVED_BYTES = 12 * 2**20
+"""Room of the reading threads and of the allocator, which does not grow with a block."""
 _EXCHANGED_BYTES = 64 * 2**20
 _MEASURED_BYTES = 64 * 2**20
 """Budgets below are kept by the symbolic model alone: the allocator's own reserve is as large as they are."""
@@ -61,7 +63,10 @@ class RunOptions:
     workspace: Workspace | None = None
     outputs: dict[str, RowStore | Path] = field(default_factory=dict)
     on_progress: Callable[[int, float, str], None] | None = None
-    meter: PeakMeter = field(default_factory=PeakMeter)
+    meter: PeakMeter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.meter = PeakMeter(hand_back=self.memory_bytes is not None)
 
 
 class Engine:
@@ -170,7 +175,7 @@ class Engine:
             ready = feed.prepare(start, whole)
             while ready is not None:
                 if self._is_measured:
-                    meter.mark(hand_back=False)
+                    meter.mark()
                 later = feed.prepare_later(ready.end) if ready.block is not None else None
                 try:
                     block, slots = self._run_block(batcher, builder, runner, ready)
@@ -183,7 +188,8 @@ class Engine:
                     continue
                 del slots
                 following = later.result() if later is not None else None
-                predicted = batcher.block_bytes(block)
+                after = following.block if following is not None else None
+                predicted = batcher.block_bytes(block, after or Block(block.destinations))
                 if self._is_measured:
                     used = meter.peak() - base_bytes
                     report.measured_peak_bytes = max(report.measured_peak_bytes, used)
@@ -255,7 +261,7 @@ class Engine:
                 f"memory={options.memory_bytes} leaves {max(left, 0)} bytes for computing: "
                 f"{held} bytes are held between stages; pass store=PATH to keep them on disk, or more memory"
             )
-        return left * _MARGIN
+        return left * _MARGIN - (_RESERVED_BYTES if self._is_measured else 0)
 
     @property
     def _is_measured(self) -> bool:

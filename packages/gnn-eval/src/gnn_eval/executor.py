@@ -19,7 +19,8 @@ from gnn_eval.conv_blocks import make_conv
 from gnn_eval.errors import UnsupportedModelError
 from gnn_eval.fusion import FUSED_MAKERS, fuse_stage
 from gnn_eval.hoisting import StructureEvaluator, callable_of
-from gnn_eval.lowering import StageProgram, Step
+from gnn_eval.lanes import RowExactPointwise, takes_one_tensor
+from gnn_eval.lowering import Rows, StageProgram, Step
 from gnn_eval.patterns import gather_of, reduction_of
 from gnn_eval.program import Program, Ref, Value, resolve_operator
 from gnn_eval.row_exact import PRODUCTS, RowExactProduct, depends_on_position, pick_result, positions_of_one_column
@@ -149,11 +150,30 @@ class StageRunner:
         if value.short_op in PRODUCTS:
             return self._product(step, value, function, fill)
 
+        if takes_one_tensor(self._program, value):
+            return self._pointwise(step, value, function, fill)
+
         def apply(slots: Slots, block: Block) -> Any:
             args, kwargs = fill(slots, block.counts[key])
             return function(*args, **kwargs)
 
         return apply
+
+    def _pointwise(self, step: Step, value: Value, function: Any, fill: Any) -> Action:
+        """Return the action of a function whose last bit depends on where in the tensor an item lies."""
+        (slot,), key = step.inputs.values(), step.rows.key
+        num_rows = self._structure.count_of(value.type.rows)
+        item_bytes = value.dtype.itemsize if value.dtype is not None else 4
+
+        def run(slots: Slots, block: Block) -> Tensor:
+            def call(items: Tensor) -> Tensor:
+                args, kwargs = fill({slot: items}, block.counts[key])
+                return function(*args, **kwargs)
+
+            exact = RowExactPointwise(call, value.row_bytes() // item_bytes, num_rows, item_bytes)
+            return exact(slots[slot], *_place_of_rows(step.rows, block))
+
+        return run
 
     def _product(self, step: Step, value: Value, function: Any, fill: Any) -> Action:
         """Return the action of a matrix product, whose rows must not depend on the size of the block."""
@@ -177,19 +197,7 @@ class StageRunner:
             depends_on_position(self._program, value),
             positions_of_one_column(self._program, value),
         )
-        key, kind, space = step.rows.key, step.rows.kind, step.rows.space
-
-        def run(slots: Slots, block: Block) -> Any:
-            chosen = block.destinations
-            if kind == "range":
-                return exact(slots, block.counts[key], chosen.start, chosen.ids)
-            if kind == "source":
-                return exact(slots, block.counts[key], 0, block.sources.get(space))
-            edges = block.edges_at(step.rows).edge_ids
-            ids = None if isinstance(edges, slice) else edges
-            return exact(slots, block.counts[key], edges.start if ids is None else 0, ids)
-
-        return run
+        return lambda slots, block: exact(slots, block.counts[step.rows.key], *_place_of_rows(step.rows, block))
 
     def _gather(self, step: Step) -> Action:
         gather = gather_of(self._program, self._program[step.name])
@@ -270,6 +278,16 @@ class StageRunner:
             return [f(slots, rows) for f in positional], {key: f(slots, rows) for key, f in named.items()}
 
         return fill
+
+
+def _place_of_rows(rows: Rows, block: Block) -> tuple[int, Tensor | None]:
+    """Return the number of the first row in the full tensor, and the numbers of all if they are not consecutive."""
+    if rows.kind == "range":
+        return block.destinations.start, block.destinations.ids
+    if rows.kind == "source":
+        return 0, block.sources.get(rows.space)
+    edges = block.edges_at(rows).edge_ids
+    return (edges.start, None) if isinstance(edges, slice) else (0, edges)
 
 
 def _last_uses(stage: StageProgram) -> list[list[str]]:

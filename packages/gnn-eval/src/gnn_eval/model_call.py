@@ -20,7 +20,7 @@ from gnn_eval.errors import EvaluationArgumentError
 from gnn_eval.program import Role
 from gnn_eval.roles import infer_roles
 
-__all__ = ["ModelCall", "bind_call", "num_rows_of"]
+__all__ = ["ModelCall", "bind_call", "count_of", "num_rows_of"]
 
 PARAMETER_PREFIX = "parameter:"
 
@@ -77,8 +77,7 @@ class ModelCall:
         counts: dict[str, int] = {}
         for role, tensor in zip(self.roles, self.tensors, strict=True):
             if role.kind != "const":
-                prefix = "n" if role.kind == "node" else "e"
-                counts[f"{prefix}_{role.space}"] = num_rows_of(role, tensor)
+                counts[count_of(role)] = num_rows_of(role, tensor)
         return counts
 
     def signature(self) -> tuple:
@@ -108,6 +107,11 @@ class ModelCall:
                         f"{name}[{row}] holds {bad}, outside [0, {bound}); the graph has {bound} nodes of type "
                         f"{node_type!r}: pass ids below {bound}, or add the missing rows of features"
                     )
+
+
+def count_of(role: Role) -> str:
+    """Return the name of the count of rows a role has: ``n_<type>`` or ``e_<relation>``."""
+    return f"{'n' if role.kind == 'node' else 'e'}_{role.space}"
 
 
 def num_rows_of(role: Role, tensor: torch.Tensor) -> int:

@@ -11,6 +11,7 @@ from torch import nn
 from gnn_eval.containers import takes_graph
 from gnn_eval.errors import EvaluationArgumentError, UnsupportedModelError
 from gnn_eval.frontends import export, opaque, vertex
+from gnn_eval.frontends.diagnosis import name_the_operator
 from gnn_eval.lowering import lower
 from gnn_eval.model_call import ModelCall, bind_call
 from gnn_eval.model_state import state_of
@@ -85,13 +86,16 @@ def _verify(compiled: Compiled, model: nn.Module, call: ModelCall) -> None:
 
 def _compile_first_that_works(model: nn.Module, call: ModelCall, frontend: str, verify: bool) -> Compiled:
     attempts = list(_captures(frontend, model, call))
+    telling: UnsupportedModelError | None = None
     for place, (name, capture) in enumerate(attempts):
         try:
             program, skeleton = capture()
-        except UnsupportedModelError:
+        except UnsupportedModelError as error:
+            if telling is None or error.operator != "torch.export":
+                telling = error
             if place + 1 == len(attempts):
                 full_forward(model, subgraph_call(call))  # says so if the model itself fails on these inputs
-                raise
+                raise name_the_operator(model, call, telling) from error
             _logger.debug("front end %s failed, trying the next", name, exc_info=True)
             continue
         compiled = _plan_program(program, skeleton, name)

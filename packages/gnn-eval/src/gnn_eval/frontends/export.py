@@ -21,11 +21,11 @@ from torch.export import Dim, ExportedProgram
 
 from gnn_eval.containers import take_apart
 from gnn_eval.errors import UnsupportedModelError
-from gnn_eval.model_call import ModelCall
+from gnn_eval.model_call import ModelCall, count_of, num_rows_of
 from gnn_eval.program import Program, Ref, Role, Value
 from gnn_eval.sizes import Size
 
-__all__ = ["FlatModel", "capture", "copy_sharing_parameters"]
+__all__ = ["FlatModel", "capture", "capture_fixed", "copy_sharing_parameters"]
 
 _logger = logging.getLogger(__name__)
 _TALKATIVE = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch.export")
@@ -98,7 +98,7 @@ def capture(
     if prepare is not None:
         prepare(copied)
     flat = FlatModel(copied, call)
-    tensors, dims, names = _example(call)
+    tensors, dims = _example(call)
     try:
         with _quietly(), torch.no_grad():
             exported = torch.export.export(flat, tuple(tensors), dynamic_shapes=(tuple(dims),), strict=False)
@@ -107,14 +107,31 @@ def capture(
         raise
     except Exception as error:
         _logger.debug("torch.export failed", exc_info=True)
-        reason = str(error).strip().splitlines() or [type(error).__name__]
         raise UnsupportedModelError(
             "torch.export",
-            f"{type(model).__name__} cannot be traced with open numbers of nodes and edges ({reason[0][:300]})",
+            f"{type(model).__name__} cannot be traced with open numbers of nodes and edges ({_first_line(error)})",
             "remove control flow that depends on values of the graph",
             _line_of_error(error),
         ) from error
-    return _Reader(exported, call, names).program(), flat._record.skeleton
+    return _Reader(exported, call, {}).program(), flat._record.skeleton
+
+
+def capture_fixed(model: nn.Module, call: ModelCall) -> Program:
+    """Trace ``model`` with fixed numbers of nodes and edges; the program only serves to look at its operators."""
+    flat = FlatModel(copy_sharing_parameters(model), call)
+    tensors, _ = _example(call)
+    sizes = {
+        num_rows_of(role, tensor): count_of(role)
+        for role, tensor in zip(call.roles, tensors, strict=True)
+        if role.kind != "const"
+    }
+    with _quietly(), torch.no_grad():
+        exported = torch.export.export(flat, tuple(tensors), strict=False).run_decompositions({})
+    return _Reader(exported, call, sizes).program()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 @contextmanager
@@ -133,11 +150,10 @@ def _quietly() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _example(call: ModelCall) -> tuple[list[torch.Tensor], list[dict], dict[str, str]]:
-    """Return small inputs of distinct sizes, their open dimensions and the counts these are named after."""
+def _example(call: ModelCall) -> tuple[list[torch.Tensor], list[dict]]:
+    """Return small inputs of distinct sizes, and their open dimensions."""
     sizes: dict[str, int] = {}
     dims: dict[str, Any] = {}
-    names: dict[str, str] = {}
     tensors: list[torch.Tensor] = []
     open_dims: list[dict] = []
     for role, tensor in zip(call.roles, call.tensors, strict=True):
@@ -145,10 +161,9 @@ def _example(call: ModelCall) -> tuple[list[torch.Tensor], list[dict], dict[str,
             tensors.append(tensor)
             open_dims.append({})
             continue
-        is_node = role.kind == "node"
-        count = f"{'n' if is_node else 'e'}_{role.space}"
+        count = count_of(role)
         if count not in sizes:
-            pool = _PRIMES if is_node else _EDGE_PRIMES
+            pool = _PRIMES if role.kind == "node" else _EDGE_PRIMES
             taken = [s for s in sizes.values() if s in pool]
             sizes[count] = pool[len(taken) % len(pool)] + 300 * (len(taken) // len(pool))
             dims[count] = Dim(f"dim{len(dims)}")
@@ -157,8 +172,7 @@ def _example(call: ModelCall) -> tuple[list[torch.Tensor], list[dict], dict[str,
         shape[dim] = sizes[count]
         tensors.append(torch.zeros(shape, dtype=tensor.dtype, device=tensor.device))
         open_dims.append({dim: dims[count]})
-        names[count] = count
-    return tensors, open_dims, names
+    return tensors, open_dims
 
 
 class _Reader:
@@ -167,12 +181,13 @@ class _Reader:
     Args:
         exported: The exported program.
         call: The call it was traced with.
-        names: Unused counts are absent.
+        sizes: For a trace with fixed sizes, the count that each of the example's sizes stands for.
     """
 
-    def __init__(self, exported: ExportedProgram, call: ModelCall, names: dict[str, str]):
+    def __init__(self, exported: ExportedProgram, call: ModelCall, sizes: dict[int, str]):
         self._exported = exported
         self._call = call
+        self._fixed_sizes = sizes
         self._counts: dict[str, str] = {}
         self._constants: dict[str, torch.Tensor] = {}
 
@@ -205,8 +220,7 @@ class _Reader:
             role = self._call.roles[place]
             if role.kind != "const":
                 symbol = fake.shape[1 if role.kind == "relation" else 0]
-                count = f"{'n' if role.kind == 'node' else 'e'}_{role.space}"
-                self._counts[str(symbol)] = count
+                self._counts[str(symbol)] = count_of(role)
             inputs.append(node.name)
             roles[node.name] = role
             return Value(node.name, "input", (self._call.names[place],), shape=self._shape(fake), dtype=fake.dtype)
@@ -243,7 +257,7 @@ class _Reader:
 
     def _size(self, size: int | torch.SymInt) -> Size:
         if isinstance(size, int):
-            return Size((), size)
+            return Size.of(self._fixed_sizes[size]) if size in self._fixed_sizes else Size((), size)
         expression = size.node.expr
         total = Size()
         for term, coefficient in expression.as_coefficients_dict().items():

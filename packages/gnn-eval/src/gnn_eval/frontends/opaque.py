@@ -11,6 +11,7 @@ need it are, and the rest goes through ``torch.export``.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,7 @@ __all__ = ["ConvCall", "call_whole", "capture", "conv_call", "hide", "with_conv_
 
 _NEED_OPAQUE = ("RGCNConv", "HGTConv", "ClusterGCNConv", "RGATConv", "FastHGTConv", "HEATConv", "SuperGATConv")
 _NEED_OPAQUE_AGGREGATIONS = ("LSTMAggregation", "MedianAggregation", "QuantileAggregation", "SortAggregation")
+_PADDED_AGGREGATIONS = ("LSTMAggregation", "GRUAggregation")
 _calls: list[ConvCall] = []
 
 
@@ -94,6 +96,13 @@ def capture(model: nn.Module, call: ModelCall, only_needed: bool) -> tuple[Progr
 
     def prepare(copied: nn.Module) -> None:
         for path, module in copied.named_modules():
+            if type(module).__name__ in _PADDED_AGGREGATIONS:
+                raise UnsupportedModelError(
+                    type(module).__name__,
+                    "it runs over neighbours padded to the largest degree in the graph, so a row depends on others",
+                    "use an aggregation without padding, or evaluate the model with a full forward",
+                    _place_of(module, path),
+                )
             if _is_conv(module) and (not only_needed or _needs_opaque(module)):
                 hidden.append(path)
                 hide(module, path)
@@ -102,6 +111,11 @@ def capture(model: nn.Module, call: ModelCall, only_needed: bool) -> tuple[Progr
 
     program, skeleton = export.capture(model, call, prepare)
     return with_conv_values(program), skeleton
+
+
+def _place_of(module: nn.Module, path: str) -> str:
+    file, line = inspect.getsourcefile(type(module)), inspect.getsourcelines(type(module).forward)[1]
+    return f"{path} {'/'.join(str(file).split('/')[-2:])}:{line}"
 
 
 def _is_conv(module: nn.Module) -> bool:
