@@ -98,9 +98,15 @@ class Batcher:
         """Return the corrected prediction for a range of rows."""
         return self.memory.peak(self._counts(start, stop)) * self.correction.factor
 
-    def block_bytes(self, block: Block) -> float:
-        """Return the corrected prediction for a block whose counts are known exactly."""
-        return self.memory.peak(block.counts) * self.correction.factor
+    def block_bytes(self, block: Block, following: Block | None = None) -> float:
+        """Return the corrected prediction for a block whose counts are known exactly.
+
+        Args:
+            block: The block.
+            following: The block that is read meanwhile, assumed to be of equal size if left out.
+        """
+        counts = None if following is None else following.counts
+        return self.memory.peak(block.counts, counts) * self.correction.factor
 
     def shrink(self, block: Block, start: int, stop: int) -> int:
         """Return a nearer end for a block that turned out too large, or ``stop`` if it is not."""

@@ -28,9 +28,9 @@ from gnn_eval.errors import EvaluationArgumentError
 __all__ = ["DiskRows"]
 
 _GAP_BYTES = 16 << 10
-_PIECE_BYTES = 4 << 20
+_PIECE_BYTES = 1 << 20
 _THREADS = 4
-_HEADER_VERSION = (1, 0)
+_PAGE_BYTES = 4096
 # ssize_t pread(int, void *, size_t, off_t); an address travels in the same register as an integer.
 _pread = types.ExternalFunction("pread", types.intp(types.int32, types.intp, types.uintp, types.int64))
 
@@ -70,7 +70,9 @@ class DiskRows:
         """Make a file of zeros; it takes no space on disk until rows are written."""
         kept = torch.uint16 if dtype == torch.bfloat16 else dtype
         numpy_dtype = torch.empty(0, dtype=kept).numpy().dtype
-        np.lib.format.open_memmap(path, mode="w+", dtype=numpy_dtype, shape=tuple(shape), version=_HEADER_VERSION)
+        with open(path, "wb") as file:
+            file.write(_header(tuple(shape), numpy_dtype))
+            file.truncate(_PAGE_BYTES + math.prod(shape) * numpy_dtype.itemsize)
         return cls(path, dtype)
 
     def close(self) -> None:
@@ -169,6 +171,13 @@ class DiskRows:
     def whole(self) -> None:
         """Return ``None``: the rows are not in memory."""
         return
+
+
+def _header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
+    """Return a ``.npy`` header that fills a page, so that no row lies on one page more than it must."""
+    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    start = np.lib.format.magic(1, 0) + (_PAGE_BYTES - 10).to_bytes(2, "little")
+    return start + repr(described).encode().ljust(_PAGE_BYTES - 11) + b"\n"
 
 
 def bytes_of(rows: Tensor) -> np.ndarray:

@@ -36,15 +36,26 @@ class StageMemory:
     Args:
         keys: Keys of the row sets.
         bytes_per_row: [steps, row sets], bytes that are live while the step runs, per row of the set.
+        bytes_ahead: [row sets], bytes read ahead for the next block, per row of its set.
     """
 
     keys: list[str]
     bytes_per_row: np.ndarray
+    bytes_ahead: np.ndarray
 
-    def peak(self, counts: Mapping[str, float]) -> float:
-        """Return the predicted peak in bytes of a block with ``counts`` rows of each row set."""
-        rows = np.array([counts.get(key, 0) for key in self.keys], dtype=np.float64)
-        return float((self.bytes_per_row @ rows).max(initial=0.0))
+    def peak(self, counts: Mapping[str, float], following: Mapping[str, float] | None = None) -> float:
+        """Return the predicted peak in bytes of a block.
+
+        Args:
+            counts: Rows of each row set.
+            following: Those of the block that is read meanwhile; as many as in this one if left out.
+        """
+        own = self._as_rows(counts)
+        ahead = own if following is None else self._as_rows(following)
+        return float((self.bytes_per_row @ own).max(initial=0.0) + self.bytes_ahead @ ahead)
+
+    def _as_rows(self, counts: Mapping[str, float]) -> np.ndarray:
+        return np.array([counts.get(key, 0) for key in self.keys], dtype=np.float64)
 
     def formula(self) -> str:
         """Return the step of largest slopes as text: ``1.2 KiB * range n + 512 B * edge e``."""
@@ -87,31 +98,32 @@ def measure_stage(
         stage: The stage.
         direct: Spaces read as stored, whose source rows cost nothing.
         on_disk: Names of the values loaded from disk; a range of any other is read as a view.
-        ahead: Whether rows of the next block are read meanwhile: then what is loaded from disk, and the edges, are
-            held for two blocks from the first step to the last.
+        ahead: Whether the next block is read meanwhile: then what is loaded from disk is held from the first step to
+            the last, to be used again, and with the edges once more for the next block.
     """
     born, last, size, home = _lifetimes(program, stage, direct, on_disk)
-    if ahead:
-        for step in stage.loads():
-            if step.name in on_disk:
-                born[step.slot], last[step.slot] = 0, len(stage.steps) - 1
-                size[step.slot] *= 2
     keys = sorted({rows.key for rows in home.values()} | _index_keys(stage))
     column = {key: place for place, key in enumerate(keys)}
-    table = np.zeros((max(len(stage.steps), 1), len(keys)))
-    for slot, num_bytes in size.items():
-        table[born[slot] : last[slot] + 1, column[home[slot].key]] += num_bytes
+    table, indices_bytes, ahead_bytes = np.zeros((max(len(stage.steps), 1), len(keys))), np.zeros(len(keys)), 0.0
     for edge_set, indices in stage.edge_sets.items():
         if edge_set.grouping is not None:
             key = Rows("edge", edge_set.space, edge_set.grouping).key
-            table[:, column[key]] += _INDEX_BYTES * (2 + len(indices)) * (2 if ahead else 1)
+            indices_bytes[column[key]] += _INDEX_BYTES * (2 + len(indices))
         for space in indices.values():
             key = Rows("source", space).key
             if key in column and space not in direct:
-                table[:, column[key]] += _INDEX_BYTES
+                indices_bytes[column[key]] += _INDEX_BYTES
+    if ahead:
+        ahead_bytes = indices_bytes.copy()
+        for step in stage.loads():
+            if step.name in on_disk:
+                born[step.slot], last[step.slot] = 0, len(stage.steps) - 1
+                ahead_bytes[column[step.rows.key]] += size[step.slot]
+    for slot, num_bytes in size.items():
+        table[born[slot] : last[slot] + 1, column[home[slot].key]] += num_bytes
     for place, step in enumerate(stage.steps):
         _add_internal(program, step, table[place], column)
-    return StageMemory(keys, table)
+    return StageMemory(keys, table + indices_bytes, np.zeros(len(keys)) + ahead_bytes)
 
 
 def _index_keys(stage: StageProgram) -> set[str]:

@@ -1,15 +1,18 @@
 """The order in which destinations are put into blocks.
 
 A block reads each source row once, so blocks of nodes that share neighbours read fewer rows. Orders: ``cluster``
-(label propagation with clusters capped at the size of a block), ``rcm`` (reverse Cuthill-McKee), ``metis``, and
-``auto``, which samples blocks and keeps the natural order where clustering gains less than 5 %. Stored rows stay where
-they are; only the sequence of computation changes, so the order never shows in a result.
+(label propagation with capped clusters), ``rcm`` (reverse Cuthill-McKee), ``metis``, and ``auto``, which grows a few
+sample clusters and keeps the natural order where clustering would gain less than 5 %. Stored rows stay where they are;
+only the sequence of computation changes, so the order never shows in a result.
 
 Source: Raghavan, Albert, Kumara, "Near linear time algorithm to detect community structures in large-scale networks",
-Phys. Rev. E 76, 2007. Clusters here are capped, and neighbouring clusters are laid out next to each other.
+Phys. Rev. E 76, 2007. Clusters here are capped, laid out next to their neighbours, and packed into
+blocks.
 """
 
 from __future__ import annotations
+
+import heapq
 
 import numpy as np
 import torch
@@ -20,13 +23,15 @@ from gnn_eval.edge_structure import EdgeStructure
 from gnn_eval.errors import EvaluationArgumentError
 from gnn_eval.lowering import EdgeSet, StageProgram
 
-__all__ = ["ORDERS", "choose_order", "cluster_order", "num_source_rows"]
+__all__ = ["ORDERS", "choose_order", "cluster_order", "gain_is_likely", "num_source_rows"]
 
 ORDERS = ("auto", "natural", "cluster", "rcm", "metis")
 _DEFAULT_CLUSTER = 2048
 _MIN_GAIN = 0.05
 _SAMPLED_BLOCKS = 8
 _PASSES = 6
+_PACKED_TOGETHER = 64
+_GROWN_CLUSTERS = 4
 
 
 def choose_order(
@@ -55,6 +60,8 @@ def choose_order(
     size = batch_rows or _DEFAULT_CLUSTER
     if order == "natural" or structure is None or num_rows <= size or (order == "auto" and not copies_sources):
         return rows
+    if order == "auto" and not _is_promising(structure, sources, size):
+        return rows
     kind = "cluster" if order == "auto" else order
     if (kind, size) not in structure.orders:
         structure.orders[(kind, size)] = _make_order(kind, structure, sources, size)
@@ -70,13 +77,19 @@ def choose_order(
     return found[wanted[found]]
 
 
-def cluster_order(indptr: Tensor, sources: Tensor, max_rows: int, seed: int = 0) -> Tensor:
+def cluster_order(
+    indptr: Tensor, sources: Tensor, max_rows: int, block_rows: int | None = None, seed: int = 0
+) -> Tensor:
     """Return nodes grouped by label propagation, each cluster of at most ``max_rows`` nodes.
+
+    Clusters follow one another as a walk over the graph meets them, but for short-range swaps that let blocks end where
+    clusters end: a cluster cut in two has most of its sources read twice.
 
     Args:
         indptr: int64 [num_nodes + 1] row pointers.
         sources: int32 or int64 [num_edges] source of each edge.
         max_rows: Cap on the size of a cluster.
+        block_rows: Expected rows of a block; half of ``max_rows`` if left out.
         seed: Seed of the order in which nodes are visited.
 
     >>> indptr, sources = torch.tensor([0, 1, 2, 3, 4]), torch.tensor([2, 3, 0, 1])
@@ -88,8 +101,9 @@ def cluster_order(indptr: Tensor, sources: Tensor, max_rows: int, seed: int = 0)
     labels = np.arange(num_nodes, dtype=np.int64)
     pointers, columns = indptr.numpy(), sources.numpy()
     _propagate(pointers, columns, visits, labels, max_rows, _PASSES)
-    rank = _rank_clusters(pointers, columns, labels)
-    return torch.from_numpy(np.argsort(rank[labels], kind="stable"))
+    rank = _rank_clusters(pointers, columns, labels)[labels]
+    place = _pack_clusters(np.bincount(rank), block_rows or max(max_rows // 2, 1))
+    return torch.from_numpy(np.argsort(place[rank], kind="stable"))
 
 
 def num_source_rows(indptr: Tensor, sources: Tensor, order: Tensor, batch_rows: int) -> int:
@@ -97,6 +111,42 @@ def num_source_rows(indptr: Tensor, sources: Tensor, order: Tensor, batch_rows: 
     num_rows = int(sources.max()) + 1 if sources.numel() else 0
     stamp = np.zeros(max(num_rows, 1), np.int64)
     return int(_count_sources(indptr.numpy(), sources.numpy(), order.numpy(), batch_rows, stamp))
+
+
+def gain_is_likely(indptr: Tensor, sources: Tensor, batch_rows: int, seed: int = 0) -> bool:
+    """Tell from a sample whether an order by clusters would read at least 5 % fewer source rows.
+
+    Some clusters of the size of a block are grown, each from a random node by always adding the node most edges of the
+    cluster come from. Their source rows per edge are compared with those of blocks of the natural order.
+
+    Args:
+        indptr: int64 [num_nodes + 1] row pointers.
+        sources: int32 or int64 [num_edges] source of each edge.
+        batch_rows: Rows of a block.
+        seed: Seed of the choice of nodes.
+
+    Cost: a fraction of a second, whatever the size of the graph, beside two integers per node.
+    """
+    num_nodes = indptr.numel() - 1
+    pointers, columns = indptr.numpy(), sources.numpy()
+    starts = np.linspace(0, max(num_nodes - batch_rows, 0), _SAMPLED_BLOCKS).astype(np.int64)
+    blocks = [np.arange(start, min(start + batch_rows, num_nodes)) for start in starts]
+    linked, stamp = np.zeros(num_nodes, np.int32), np.zeros(num_nodes, np.int32)
+    seeds = np.random.default_rng(seed).integers(num_nodes, size=_GROWN_CLUSTERS)
+    clusters = [_grow_cluster(pointers, columns, node, batch_rows, linked) for node in seeds]
+    counted = [_count_distinct(pointers, columns, nodes, stamp, n + 1) for n, nodes in enumerate([*blocks, *clusters])]
+    totals = np.array(counted, dtype=np.float64)
+    natural, grown = totals[: len(blocks)].sum(0), totals[len(blocks) :].sum(0)
+    if natural[1] == 0 or grown[1] == 0:
+        return False
+    return bool(grown[0] / grown[1] < (1 - _MIN_GAIN) * natural[0] / natural[1])
+
+
+def _is_promising(structure: EdgeStructure, sources: Tensor, size: int) -> bool:
+    if ("promising", size) not in structure.orders:
+        likely = gain_is_likely(structure.indptr, sources, size)
+        structure.orders[("promising", size)] = torch.tensor(likely)
+    return bool(structure.orders[("promising", size)])
 
 
 def _square_structure(
@@ -194,6 +244,72 @@ def _rank_clusters(pointers, sources, labels):
                     queue[tail] = source
                     tail += 1
     return rank
+
+
+@njit(cache=True, nogil=True)
+def _pack_clusters(sizes, block_rows):
+    """Return the place of each cluster: the largest of the next few that still fits the block, else the smallest."""
+    place = np.full(sizes.size, -1, np.int64)
+    head, left = 0, block_rows
+    for turn in range(sizes.size):
+        while place[head] >= 0:
+            head += 1
+        fitting, smallest, looked = -1, -1, 0
+        for candidate in range(head, sizes.size):
+            if place[candidate] >= 0:
+                continue
+            looked += 1
+            if looked > _PACKED_TOGETHER:
+                break
+            if sizes[candidate] <= left and (fitting < 0 or sizes[candidate] > sizes[fitting]):
+                fitting = candidate
+            if smallest < 0 or sizes[candidate] < sizes[smallest]:
+                smallest = candidate
+        chosen = fitting if fitting >= 0 else smallest
+        place[chosen] = turn
+        left = block_rows - (block_rows - left + sizes[chosen]) % block_rows
+    return place
+
+
+@njit(cache=True, nogil=True)
+def _grow_cluster(pointers, sources, start, num_rows, linked):
+    """Return up to ``num_rows`` nodes around ``start``; ``linked`` is all zeros before and after."""
+    nodes = np.empty(num_rows, np.int64)
+    found = 0
+    heap = [(np.int64(0), np.int64(start))]
+    touched = [np.int64(start)]
+    while found < num_rows and heap:
+        links, node = heapq.heappop(heap)
+        if linked[node] != -links:
+            continue  # taken already, or in the heap again with more links
+        linked[node] = -1
+        nodes[found] = node
+        found += 1
+        for position in range(pointers[node], pointers[node + 1]):
+            source = np.int64(sources[position])
+            if linked[source] < 0:
+                continue
+            if linked[source] == 0:
+                touched.append(source)
+            linked[source] += 1
+            heapq.heappush(heap, (np.int64(-linked[source]), source))
+    for node in touched:
+        linked[node] = 0
+    return nodes[:found]
+
+
+@njit(cache=True, nogil=True)
+def _count_distinct(pointers, sources, nodes, stamp, block):
+    """Return the distinct sources of some nodes, and their edges."""
+    distinct = edges = 0
+    for node in nodes:
+        for position in range(pointers[node], pointers[node + 1]):
+            edges += 1
+            source = sources[position]
+            if stamp[source] != block:
+                stamp[source] = block
+                distinct += 1
+    return distinct, edges
 
 
 @njit(cache=True, nogil=True)

@@ -59,9 +59,14 @@ class PeakMeter:
         self.start_bytes = self.mark(hand_back)
         self._highest = self.start_bytes
 
-    def mark(self) -> int:
-        """Give freed memory back, begin to watch for a new peak, and return the memory in use now."""
-        _hand_back_freed_memory()
+    def mark(self, hand_back: bool = True) -> int:
+        """Begin to watch for a new peak; return the memory in use now.
+
+        Args:
+            hand_back: First give freed memory back to the system.
+        """
+        if hand_back:
+            _hand_back_freed_memory()
         if not self.works:
             return 0
         self._highest = max(self._highest, self.peak())

@@ -58,7 +58,7 @@ class RunReport:
     Attributes:
         stages: The stages in order.
         held_bytes: Most bytes held beside the blocks.
-        peak_bytes: Highest resident memory above that at the start of the run, 0 if it was not measured.
+        peak_bytes: Highest allocated memory above that at the start of the run, 0 if it was not measured.
     """
 
     stages: list[StageReport] = field(default_factory=list)
