@@ -81,7 +81,8 @@ def find_input_layer(model: nn.Module, name: str | None = None) -> tuple[str, nn
         found = dict(modules).get(name)
         if found is None:
             raise UnsupportedLayerError(
-                f"input_layer={name!r} is no sub-module of the model; pass a dotted name of one"
+                f"input_layer={name!r} is no module of {type(model).__name__}; expected a dotted name from "
+                "model.named_modules(); pass one of them"
             )
         return name, found
     for candidate, module in modules:

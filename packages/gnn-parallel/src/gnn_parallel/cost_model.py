@@ -152,7 +152,9 @@ def _reduce_seconds(strategy: str, counts: StepCounts, shape: LayerShape, prices
         return 0.0
     seconds = prices.whole("all_reduce", shape.reduced_elements(strategy) * shape.element_bytes)
     if strategy == "nfp" and shape.num_hosts > 1:
-        elements = shape.column_elements(0, num_ranks // shape.num_hosts)
+        # The groups of all ranks of a host share its link.
+        ranks_per_host = num_ranks // shape.num_hosts
+        elements = shape.column_elements(0, ranks_per_host) * ranks_per_host
         seconds += prices.across("all_reduce", elements * shape.element_bytes)
     return seconds
 

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from core_kernels import launch, partition_graph
+from core_kernels.interconnect import Interconnect
 from core_kernels.testing import FaultPlan
-from gnn_parallel import Engine, plan
+from gnn_parallel import Engine, Plan, plan
 from gnn_parallel.models import make_model
 from gnn_parallel.strategies import STRATEGIES
 
@@ -107,6 +108,39 @@ def test_evaluation_with_all_neighbours_agrees_with_the_full_graph(four_ranks, p
     expected = float((full == problem.labels).double().mean())
     found = four_ranks.run(evaluate, problem)[0]
     assert found == pytest.approx(dict.fromkeys(STRATEGIES, expected))
+
+
+def plan_with_trials(group, problem):
+    """Return a measured plan, and whether the model was left as it was."""
+    model = make_model("sage", problem.features.shape[1], 6, 3, 2, seed=5, dtype=problem.features.dtype)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    made = plan(
+        problem.graph,
+        model,
+        features=problem.features,
+        partition=partition_graph(problem.graph, group.size, "random", seed=1),
+        fanouts=problem.fanouts,
+        batch_size=2,
+        seeds=problem.seeds,
+        interconnect=Interconnect.preset("loopback-cpu"),
+        group=group,
+    )
+    is_same = all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    return made.to_json(), is_same and all(p.grad is None for p in model.parameters())
+
+
+def test_close_strategies_are_tried_before_the_choice(four_ranks, problem):
+    ranks = four_ranks.run(plan_with_trials, problem)
+    assert all(rank[1] for rank in ranks)
+    made = [Plan.from_json(rank[0]) for rank in ranks]
+    assert len({(p.strategy, p.calibration) for p in made}) == 1
+    tried = [c for c in made[0].candidates if c.measured_step_seconds]
+    assert made[0].predicted in tried
+    assert made[0].trial_seconds > 0
+    steps = made[0].steps_per_epoch
+    for candidate in tried:
+        assert candidate.predicted_seconds == pytest.approx(candidate.measured_step_seconds * steps)
+    assert "per step; predictions are scaled by" in made[0].explain()
 
 
 def train_an_epoch(group, problem):
