@@ -140,7 +140,8 @@ class Batcher:
     def _careful_budget(self) -> float:
         """Return the budget, or a part of it until a block has shown how far the prediction is to be trusted."""
         waits = self.measured and not self.correction.seen
-        return self.budget_bytes * (_FIRST_BLOCK_SHARE if waits else 1)
+        budget_bytes = float("inf") if self.budget_bytes is None else self.budget_bytes
+        return budget_bytes * (_FIRST_BLOCK_SHARE if waits else 1)
 
     def _counts(self, start: int, stop: int) -> dict[str, float]:
         counts: dict[str, float] = {Rows("range", self.stage.space).key: stop - start}

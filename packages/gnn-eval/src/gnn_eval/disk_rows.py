@@ -89,7 +89,7 @@ class DiskRows:
     def read_range(self, start: int, stop: int) -> Tensor:
         """Return rows ``start`` to ``stop``."""
         rows = np.empty((max(stop - start, 0), *self.shape[1:]), self._numpy_dtype)
-        view, done = memoryview(rows.reshape(-1).view(np.uint8)), 0
+        view, done = memoryview(rows.reshape(-1).view(np.uint8).data), 0
         while done < len(view):
             got = os.preadv(self._file, [view[done:]], self._offset + start * self.row_bytes + done)
             if got <= 0:
@@ -154,7 +154,7 @@ class DiskRows:
         """Write ``rows`` from ``start`` on."""
         data = rows.contiguous()
         data = data.view(torch.uint16) if self.dtype == torch.bfloat16 else data.to(self.dtype)
-        view, done = memoryview(data.numpy().reshape(-1).view(np.uint8)), 0
+        view, done = memoryview(data.numpy().reshape(-1).view(np.uint8).data), 0
         while done < len(view):
             done += os.pwrite(self._file, view[done:], self._offset + start * self.row_bytes + done)
         self.written_bytes += done

@@ -223,13 +223,14 @@ class Engine:
     def _new_store(self, name: str, place: int) -> RowStore:
         given, workspace, value = self._options.outputs.get(name), self._options.workspace, self._program[name]
         shape = [self._structure.count_of(size) for size in value.dims]
+        dtype = value.dtype or torch.get_default_dtype()
         if workspace is not None and value.type.row_dim == 0 and (given is None or isinstance(given, Path)):
-            return workspace.new_rows(given or workspace.path_of(name), place, shape, value.dtype)
+            return workspace.new_rows(given or workspace.path_of(name), place, shape, dtype)
         if isinstance(given, Path):
-            return DiskRows.create(given, shape, value.dtype)
+            return DiskRows.create(given, shape, dtype)
         if given is not None:
             return given
-        rows = torch.empty(shape, dtype=value.dtype)
+        rows = torch.empty(shape, dtype=dtype)
         # Touched now where memory is measured, so that a block's own memory can be told from it.
         return RamRows(rows.zero_() if self._is_measured else rows, value.type.row_dim)
 

@@ -68,8 +68,9 @@ class StageRunner:
     def _maker(self, step: Step) -> Action:
         if step.action in FUSED_MAKERS:
             return FUSED_MAKERS[step.action](self._program, step)
+        if step.action == "conv":
+            return make_conv(self._program, step, self._structure)
         makers = {"load": self._load, "apply": self._apply, "gather": self._gather, "reduce": self._reduce}
-        makers["conv"] = lambda conv: make_conv(self._program, conv, self._structure)
         return makers[step.action](step)
 
     def run(self, block: Block) -> Slots:
@@ -111,7 +112,7 @@ class StageRunner:
 
             def load(slots: Slots, block: Block) -> Tensor:
                 ids = block.sources.get(step.rows.space)
-                return store.whole() if ids is None else store.read_rows(ids)
+                return store.read_range(0, store.num_rows) if ids is None else store.read_rows(ids)
 
         else:
 

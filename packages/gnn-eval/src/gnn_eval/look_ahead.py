@@ -70,7 +70,8 @@ class BlockFeed:
     ):
         self._batcher, self._builder, self._stop = batcher, builder, stop
         self._loads = disk_loads(stage, stores)
-        self._recent = {step.name: RecentRows(stores[step.name]) for step in self._loads}
+        on_disk = {step.name: stores[step.name] for step in self._loads}
+        self._recent = {name: RecentRows(store) for name, store in on_disk.items() if isinstance(store, DiskRows)}
         self._pool = ThreadPoolExecutor(1) if ahead and self._loads else None
         self.limit = max(batcher.num_rows, 1)
 
@@ -115,8 +116,8 @@ class BlockFeed:
 
     def _prepare(self, start: int, end: int, in_list_order: bool) -> Prepared:
         batcher, budget = self._batcher, self._batcher.budget_bytes
-        is_single = not in_list_order and end - start == 1 and budget is not None
-        if is_single and batcher.predicted_bytes(start, end) > budget:
+        is_single = not in_list_order and end - start == 1
+        if is_single and budget is not None and batcher.predicted_bytes(start, end) > budget:
             return Prepared(start, end, None)
         block = self._builder.build(batcher.destinations(start, end), in_list_order)
         while not in_list_order and (nearer := batcher.shrink(block, start, end)) < end:

@@ -116,7 +116,8 @@ class Plan:
             call.check_ids()
             stores, structure = self._bind(call)
             identity = functools.partial(sample_identity, dict(zip(call.names, call.tensors, strict=True)))
-        asked = shown = self._asked(nodes, structure)
+        asked = self._asked(nodes, structure)
+        shown: dict[str, Tensor | None] = asked
         if row_of_node is not None:
             asked = {name: ids if ids is None else row_of_node[ids] for name, ids in asked.items()}
             shown = {name: row_of_node if ids is None else ids for name, ids in asked.items()}

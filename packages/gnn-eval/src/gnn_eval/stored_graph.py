@@ -73,7 +73,7 @@ class StoredGraph:
 
     def edge_index(self, stop: int | None = None) -> Tensor:
         """Return int64 ``[2, edges]`` of the first ``stop`` destinations, with rows and in the order of the files."""
-        stop = self.num_nodes if stop is None else stop
+        stop = int(self.num_nodes) if stop is None else stop
         counts = self.indptr[: stop + 1].diff()
         targets = torch.repeat_interleave(torch.arange(stop), counts)
         return torch.stack([self.rows("indices").read_range(0, int(self.indptr[stop])).long(), targets])
@@ -134,9 +134,9 @@ class _StoredStructure(StructureEvaluator):
         others: list[StageProgram] = []
         for stage in stages:
             for edge_set, indices in stage.edge_sets.items():
-                by_target = edge_set.grouping is not None and self._is_row(edge_set.grouping, 1)
-                if by_target and all(self._is_row(n, 0) for n in indices):
-                    name = next(iter(indices), edge_set.grouping)
+                target = edge_set.grouping
+                if target is not None and self._is_row(target, 1) and all(self._is_row(n, 0) for n in indices):
+                    name = next(iter(indices), target)
                     grouped[edge_set] = _StoredEdges(self._graph, name)
                 else:
                     others.append(StageProgram(stage.level, stage.space, edge_sets={edge_set: indices}))
