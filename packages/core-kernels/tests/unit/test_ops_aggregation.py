@@ -110,31 +110,6 @@ def test_gradient_of_max_goes_to_the_first_of_equals():
     assert x.grad.flatten().tolist() == [0.0, 0.0, 1.0]
 
 
-def hub_error(chunk_edges):
-    """Return the largest error of a fp32 hub row, and its bound, for sums in chunks of ``chunk_edges``."""
-    degree = 1 << 16
-    x = torch.rand(degree, 8, generator=torch.Generator().manual_seed(0)) + 1
-    total = torch.zeros(8)
-    for chunk in x.split(chunk_edges):
-        part = torch.zeros(8)
-        for row in chunk:
-            part += row
-        total += part
-    return (total.double() - x.double().sum(0)).abs().max().item(), x.double().sum().item() / 8
-
-
-def test_a_hub_of_64k_edges_is_summed_accurately():
-    degree = 1 << 16
-    x = torch.rand(degree, 8, generator=torch.Generator().manual_seed(0)) + 1
-    graph = Graph(torch.tensor([0, degree]), torch.arange(degree), num_src=degree)
-    error = (ops.spmm(graph, x)[0].double() - x.double().sum(0)).abs().max().item()
-    # Chunks of 4,096 and then 16 partial sums: a bound linear in 4,112 roundings, far below 65,536 of them.
-    bound = (4096 + 16) * 2.0**-24 * x.double().sum(0).max().item()
-    assert error <= bound / 16
-    naive_error, _ = hub_error(degree)
-    assert error < naive_error / 4, "summing straight through must be visibly worse, else this test proves nothing"
-
-
 def test_results_do_not_depend_on_threads():
     graph = random_graph(500, 600, 20_000)
     leaves = [torch.randn(500, 33), torch.randn(20_000)]

@@ -108,18 +108,6 @@ def test_results_do_not_depend_on_the_number_of_threads():
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
 
 
-def test_a_hub_of_64k_edges_keeps_its_precision():
-    num_edges = 1 << 16
-    hub = Graph.from_edge_index(
-        torch.stack([torch.arange(num_edges), torch.zeros(num_edges, dtype=torch.int64)]), (num_edges, 1)
-    )
-    h = torch.rand(num_edges, 1, 2)
-    score = torch.zeros(num_edges, 1, 1)
-    out = gat(hub, src={"score": score, "h": h}, dst={"score": score[:1]})
-    exact = gat(hub, src={"score": score.double(), "h": h.double()}, dst={"score": score[:1].double()})
-    assert (out - exact).abs().max() < 1e-5 * exact.abs().max()
-
-
 _FIRST_CALL = """
 import time, torch, numba
 from core_kernels import Graph, nn

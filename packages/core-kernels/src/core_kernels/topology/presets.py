@@ -127,7 +127,10 @@ def preset(name: str) -> Topology:
     match = re.fullmatch(r"(?:(\d+)x)?(dgx1|pcie8|nvswitch8)|hosts(\d+)", name)
     if match is None or "0" in (match[1], match[3]):
         raise argument_error(
-            "preset", name, f"one of {PRESETS}, 'hosts<N>' or '<N>x<machine>'", "choose one, or load a topology file"
+            "name",
+            name,
+            f"one of {', '.join(PRESETS)}, 'hosts<N>' or '<N>x<machine>'",
+            "choose one, or load a topology file",
         )
     drawing = _Drawing()
     base, num_hosts = (match[2], int(match[1] or 1)) if match[2] else ("single", int(match[3]))
