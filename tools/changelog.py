@@ -52,7 +52,7 @@ def build(root: Path, package: str, is_draft: bool) -> int:
     version = re.findall(r'__version__ = "([^"]+)"', source)[0]
     where = ["--config", str(root / "tools" / "towncrier.toml"), "--dir", str(folder)]
     what = ["--version", version, "--name", project["project"]["name"], "--draft" if is_draft else "--yes"]
-    return subprocess.run([sys.executable, "-m", "towncrier", "build", *where, *what]).returncode
+    return subprocess.run([sys.executable, "-m", "towncrier", "build", *where, *what], cwd=root).returncode
 
 
 def main(arguments: list[str]) -> int:

@@ -27,7 +27,7 @@ PROGRAMS = OWN_PROGRAMS | {
 }  # fmt: skip
 DATA = {"text", "json", "yaml", "toml", "csv", "xml", "console", "mermaid", "bibtex", "ini", "diff"}
 SHELL = {"bash", "sh", "shell"}
-_UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X|HACK|lorem ipsum)\b")
+_UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b")
 _FENCE = re.compile(r"^(?P<fence>`{3,}|:{3,}|~{3,})\s*(?P<info>.*)$")
 _MARK = re.compile(r"<!--\s*not run:?\s*(?P<reason>.*?)\s*-->")
 
