@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -108,7 +108,8 @@ class Communicator:
     @cached_property
     def local_graph(self) -> Block:
         """In-edges of the own vertices over the rows of a gather; with replication, of all rows held."""
-        return local_block(self.plan._attached("local_graph").graph, self.layout).to(self.group.device)
+        block = local_block(self.plan._attached("local_graph").graph, self.layout)
+        return cast(Block, block.to(self.group.device))
 
     @cached_property
     def split(self) -> tuple[tuple[Block, Tensor], tuple[Block, Tensor]]:
@@ -233,16 +234,16 @@ class Communicator:
         layout = self.layout
         flat = x_local.reshape(len(x_local), x_local.shape[1:].numel())
         if self.quantize_bits is not None and flat.is_floating_point() and flat.shape[1]:
-            return self._gather_codes(flat).view(layout.num_rows, *x_local.shape[1:])
+            return self._gather_codes(flat, self.quantize_bits).view(layout.num_rows, *x_local.shape[1:])
         buffer = flat.new_empty((layout.num_rows + layout.num_relay, flat.shape[1]))
         buffer[: layout.num_local] = flat
         if flat.shape[1]:
             gather_rows(layout, self.group, buffer, FORWARD_TAG)
         return buffer[: layout.num_rows].view(layout.num_rows, *x_local.shape[1:])
 
-    def _gather_codes(self, flat: Tensor) -> Tensor:
+    def _gather_codes(self, flat: Tensor, bits: int) -> Tensor:
         """Send rows as codes with their scale and offset in one byte row; own rows stay as they are."""
-        layout, bits = self.layout, self.quantize_bits
+        layout = self.layout
         codes, scale, offset = ops.quantize_rows(flat, bits)
         parts = [part.reshape(len(flat), part.shape[1:].numel()).contiguous() for part in (codes, scale, offset)]
         widths = [part.shape[1] * part.element_size() for part in parts]
@@ -289,9 +290,11 @@ class GatherHandle:
 
     def wait(self) -> Tensor:
         """Wait for the exchange; further calls return the same tensor."""
-        if self._result is None:
-            self._result = _Gathered.apply(self._x_local, self._future.result(), self._communicator)
-        return self._result
+        result = self._result
+        if result is None:
+            result = cast(Tensor, _Gathered.apply(self._x_local, self._future.result(), self._communicator))
+            self._result = result
+        return result
 
 
 class _Gathered(torch.autograd.Function):

@@ -83,7 +83,7 @@ class GradientReducer:
         """Return what this rank has yet to hand over: with it, over all ranks, results so far add up to the inputs."""
         if self._clusters is not None:
             return self._clusters.carried.get("parameters")
-        if self._sketch is None:
+        if self._sketch is None or self._unsent is None:
             return None
         return self._unsent + self._sketch.carried["parameters"]
 
@@ -97,12 +97,10 @@ class GradientReducer:
         if self._sketch is None:
             columns = _COLUMNS_PER_KEPT * kept * self.group.size
             self._sketch = SketchAllReduce(self.group, columns, _SKETCH_ROWS, self._seed)
-            self._unsent = torch.zeros(len(flat), device=flat.device)
-        whole = flat.float() + self._unsent
+        whole = flat.float() if self._unsent is None else flat.float() + self._unsent
         largest = whole.abs().topk(kept).indices
         sparse = torch.zeros_like(whole)
         sparse[largest] = whole[largest]
-        whole[largest] = 0
-        self._unsent = whole
+        self._unsent = whole - sparse
         # What the sketch carries is added to its own next input, not ranked again: it has been chosen before.
         return self._sketch.all_reduce(sparse, "parameters", tag=PARAMETER_TAG).to(flat.dtype)

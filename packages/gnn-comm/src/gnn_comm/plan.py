@@ -219,7 +219,7 @@ class Plan:
         }
         document = np.frombuffer(json.dumps(header).encode(), np.uint8)
         with open(path, "wb") as file:
-            np.savez(file, document=document, **self._arrays())
+            np.savez(file, allow_pickle=False, document=document, **self._arrays())
 
     @classmethod
     def load(cls, path: str | Path, partition: Partition | None = None) -> Plan:

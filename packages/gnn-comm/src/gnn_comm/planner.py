@@ -158,7 +158,7 @@ def _cheapest(
         considered[name] = estimate_transfers(found[name], topology, row_bytes).seconds
     if not found:
         raise failures[0]
-    best = min(considered, key=considered.get)
+    best = min(considered, key=lambda name: considered[name])
     if "p2p" in considered and considered[best] >= _MIN_GAIN * considered["p2p"]:
         best = "p2p"
     return best, found[best], considered

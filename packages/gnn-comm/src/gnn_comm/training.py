@@ -20,6 +20,7 @@ from core_kernels.comm import Group
 from core_kernels.datasets import GraphData
 from core_kernels.graph import Graph
 from gnn_comm.communicator import Communicator
+from gnn_comm.errors import GnnCommArgumentError
 from gnn_comm.gradients import GradientReducer
 from gnn_comm.layers import FullGraphModel, build_model
 from gnn_comm.partitioning import Partition
@@ -151,12 +152,18 @@ def train(communicator: Communicator, data: GraphData, settings: TrainSettings) 
 def train_alone(graph: Graph, data: GraphData, settings: TrainSettings) -> tuple[list[float], list[Tensor]]:
     """Train in one process without any exchange; return losses and the gradients of the last epoch."""
     model, dtype = settings.build(data), getattr(torch, settings.dtype)
+    features, labels, mask = data.features, data.labels, data.train_mask
+    if features is None or labels is None or mask is None:
+        missing = [name for name in ("features", "labels", "train_mask") if getattr(data, name) is None]
+        raise GnnCommArgumentError(
+            f"data set {data.name!r} has no {', no '.join(missing)}; expected all three to train on; complete it"
+        )
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
-    num_train, losses = max(int(data.train_mask.sum()), 1), []
+    num_train, losses = max(int(mask.sum()), 1), []
     for _ in range(settings.num_epochs):
         optimizer.zero_grad()
-        logits = model(graph, data.features.to(dtype))
-        loss = global_loss(logits, data.labels, data.train_mask, num_train)
+        logits = model(graph, features.to(dtype))
+        loss = global_loss(logits, labels, mask, num_train)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())

@@ -50,7 +50,7 @@ class Transfers:
         """int64 ``[num_messages]``: rows of each message."""
         return np.diff(self.row_indptr)
 
-    def rows_of(self, message: int) -> np.ndarray:
+    def rows_of(self, message: int | np.integer) -> np.ndarray:
         """Return the rows of one message, in message order."""
         return self.rows[self.row_indptr[message] : self.row_indptr[message + 1]]
 

@@ -117,6 +117,10 @@ class Forest:
         found = self._edges[np.repeat(self._start, self._count) + ragged_arange(self._count)].astype(np.int64)
         return chunk, found[:, 0], found[:, 1], found[:, 2]
 
+    def deepest_stage(self) -> int:
+        """Return the last stage in which a tree has an edge; 0 without edges."""
+        return int(self.edges()[1].max(initial=0))
+
     def spread(self, num_stages: int, generator: np.random.Generator) -> Forest:
         """Start the trees of a folded forest in waves, so that the stages of a real plan carry about equal loads.
 

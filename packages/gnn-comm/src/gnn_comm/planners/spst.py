@@ -62,18 +62,21 @@ def grow_forest(
     many = problem.num_chunks > _MANY_CHUNKS
     folded = _grow_folded(problem, generator, relays, _FOLDED_PASSES_MANY if many else _FOLDED_PASSES, depth)
     least = folded.num_stages
-    if num_stages is None:
+    if num_stages is None and problem.release.any():
+        # Roots wait for what comes in stage by stage: only the last arrivals need stages of their own.
+        candidates = [folded.deepest_stage() + 1, folded.deepest_stage() + 2]
+    elif num_stages is None:
         candidates = _choose_stages(folded.cost_seconds(), least, latency_seconds, 1 if many else 2)
     else:
         candidates = [max(num_stages, least)]
-    best = Forest.star(problem)
+    star = Forest.star(problem)
+    forests = [] if star is None else [star]
     for stages in candidates:
         forest = folded.spread(stages, generator)
         for log_power in _STAGE_PASSES_MANY if many else _STAGE_PASSES:
             forest.regrow(log_power, generator, relays)
-        if best is None or _seconds(forest, latency_seconds) < _seconds(best, latency_seconds):
-            best = forest
-    return best
+        forests.append(forest)
+    return min(forests, key=lambda forest: _seconds(forest, latency_seconds))
 
 
 def spread_forest(problem: TreeProblem, latency_seconds: float, seed: int = 0) -> Forest:
@@ -113,7 +116,7 @@ def _choose_stages(folded_seconds: float, depth: int, latency_seconds: float, nu
     """Order the numbers of stages by expected seconds and return the first few."""
     possible = [stages for stages in _CANDIDATES if stages >= depth] or [depth]
     expected = {k: folded_seconds * (1 + (depth - 1) / (2 * k)) + k * latency_seconds for k in possible}
-    return sorted(possible, key=expected.get)[:num_choices]
+    return sorted(possible, key=lambda k: expected[k])[:num_choices]
 
 
 def _seconds(forest: Forest, latency_seconds: float) -> float:
