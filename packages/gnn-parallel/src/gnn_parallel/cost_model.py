@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from core_kernels.interconnect import Interconnect
 from gnn_parallel.counts import StepCounts
 from gnn_parallel.traffic import LayerShape, Traffic, count_traffic
 
@@ -57,6 +58,24 @@ class Rates:
     def free(cls) -> Rates:
         """Return rates under which work costs nothing."""
         return cls(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+    @classmethod
+    def of(cls, interconnect: Interconnect, upper_seconds_per_step: float = 0.0) -> Rates:
+        """Return the rates of a machine that is not at hand, from its measured or assumed kernel rates.
+
+        Args:
+            interconnect: With rates.
+            upper_seconds_per_step: What a step takes besides its input layer; the same for all strategies.
+        """
+        relabel = 1 / interconnect.rate("relabel_ids_per_second")
+        return cls(
+            sample_seconds_per_edge=1 / interconnect.rate("sample_edges_per_second") + relabel,
+            read_seconds_per_byte=1 / interconnect.rate("spmm_bytes_per_second"),
+            project_seconds_per_flop=1 / interconnect.rate("matmul_flops_per_second"),
+            row_seconds_per_byte=1 / interconnect.rate("gather_bytes_per_second"),
+            split_seconds_per_edge=relabel,
+            upper_seconds_per_step=upper_seconds_per_step,
+        )
 
     def shared_by(self, num_ranks: int, num_measured: int) -> Rates:
         """Return the rates when fewer ranks share the cores: k grows evenly with every rank after the first."""

@@ -58,14 +58,14 @@ class Grid:
     hidden: tuple[int, ...] = (8, 32, 128, 512)
     methods: tuple[str, ...] = ("metis", "random")
     link_mbit: tuple[int, ...] = (1000, 100)
-    batch_sizes: tuple[int, ...] = (256, 128)
+    batch_sizes: tuple[int, ...] = (512, 128)
     caches: tuple[str, ...] = ("0%", "10%")
     num_hosts: int = 4
     num_nodes: int = 120_000
     num_features: int = 256
     fanouts: tuple[int, ...] = (10, 10)
-    num_steps: int = 2
-    num_rounds: int = 4
+    num_steps: int = 1
+    num_rounds: int = 7
 
     def __post_init__(self) -> None:
         if len(self.batch_sizes) != len(self.link_mbit):

@@ -43,6 +43,9 @@ __all__ = ["choose_strategy"]
 _MEASURE_SECONDS = 2.0
 """Time to spend on measuring collectives when no saved interconnect is given."""
 
+_QUICK_SECONDS = 0.1
+"""Counting a step on fewer ranks is always affordable when it takes no longer than this."""
+
 
 def choose_strategy(
     graph: Graph,
@@ -283,7 +286,7 @@ class _Planner:
         round_seconds = run.counting_seconds / max(1, len(run.counts) // run.group.size)
         if interconnect is None or not math.isfinite(chosen.predicted_seconds):
             return ()
-        if round_seconds > 0.01 * chosen.predicted_seconds:
+        if round_seconds > max(_QUICK_SECONDS, 0.01 * chosen.predicted_seconds):
             return ()
         _, per_host = self._shape(interconnect)
         found = []
