@@ -61,13 +61,20 @@ def _explain(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _plan(args: argparse.Namespace) -> dict[str, Any]:
-    from gnn_eval.estimate import estimate_stages, measure_rates
+    from gnn_eval import StoredGraph, compile
+    from gnn_eval.estimate import estimate_stages, mean_aggregation, measure_rates, sample_source_share
     from gnn_eval.plan import parse_bytes
 
-    plan, data = _plan_and_data(args)
+    if args.model is None:
+        model, data = mean_aggregation(args.width, args.hidden, args.classes, args.layers)
+        plan = compile(model, data, "export", verify=False)
+    else:
+        plan, data = _plan_and_data(args)
     counts = _counts(plan, data, args)
     rates = measure_rates(args.store)
-    stages = estimate_stages(plan.compiled, counts, parse_bytes(args.memory) or 0, rates)
+    is_stored = isinstance(data, StoredGraph) and not (args.nodes or args.edges)
+    share = sample_source_share(data) if args.source_share is None and is_stored else args.source_share or 1.0
+    stages = estimate_stages(plan.compiled, counts, parse_bytes(args.memory) or 0, rates, share)
     rows = [
         [str(s.level), f"{s.rows:,}", f"{s.block_rows:,}", f"{s.blocks:,}", format_bytes(s.peak_bytes),
          format_bytes(s.read_bytes), format_bytes(s.written_bytes), format_seconds(s.seconds)]
@@ -83,7 +90,14 @@ def _plan(args: argparse.Namespace) -> dict[str, Any]:
     )
     seconds = sum(stage.seconds for stage in stages)
     say(f"disk for two stages at a time {format_bytes(disk)}, total time {format_seconds(seconds)}")
-    return {"counts": counts, "stages": [s.to_json() for s in stages], "disk_bytes": disk, "seconds": seconds}
+    return {
+        "counts": counts,
+        "source_share": share,
+        "rates": vars(rates),
+        "stages": [s.to_json() for s in stages],
+        "disk_bytes": disk,
+        "seconds": seconds,
+    }
 
 
 def _counts(plan: Any, data: Any, args: argparse.Namespace) -> dict[str, int]:
@@ -170,11 +184,21 @@ def main(argv: list[str] | None = None) -> int:
     )
     verify = cli.command("verify", _verify, "compare plan and full forward", "gnn-eval verify app:build --seeds 5")
     for parser in (plan, explain, run, verify):
-        parser.add_argument("model", help="package.module:function that returns (model, data)")
+        optional = {"nargs": "?"} if parser is plan else {}
+        parser.add_argument("model", help="package.module:function that returns (model, data)", **optional)
         parser.add_argument("--frontend", default="auto", choices=("auto", "export", "fx"))
         parser.add_argument("--data", metavar="DIR", help="a graph written by convert, instead of the function's data")
     plan.add_argument("--nodes", type=int, help="number of nodes of each type, instead of the data's")
     plan.add_argument("--edges", type=int, help="number of edges of each relation, instead of the data's")
+    plan.add_argument("--width", type=int, default=128, help="feature width of the model planned when none is named")
+    plan.add_argument("--hidden", type=int, default=128, help="width of its layers between")
+    plan.add_argument("--classes", type=int, default=128, help="width of its result")
+    plan.add_argument("--layers", type=int, default=3, help="number of its layers of mean aggregation")
+    plan.add_argument(
+        "--source-share",
+        type=float,
+        help="source rows relative to a graph without locality; sampled from a stored graph, else 1",
+    )
     plan.add_argument("--memory", default="4GB", help="bytes of one block, such as 4GB")
     plan.add_argument("--store", help="directory whose disk is measured")
     explain.add_argument("--save", metavar="FILE", help="also write the plan as JSON")

@@ -6,7 +6,8 @@ Per stage, with ``N`` rows, ``E`` edges, mean degree ``d = E / N`` and blocks of
   of the source rows a graph without locality would have; 1 unless it was sampled from the graph;
 - block size: the largest ``b`` with ``memory(D=b, S=S(b), E=b*d) <= budget``; blocks ``B = ceil(N / b)``;
 - read bytes ``B * S(b) * source_row_bytes + N * range_row_bytes``, the second without the rows that are sources of
-  their own block (a share of ``S(b) / R``, or ``1 - exp(-d)`` of the local part); written bytes ``N * result_row_bytes``;
+  their own block (a share of ``S(b) / R``, or ``1 - exp(-d)`` of the local part);
+- written bytes ``N * result_row_bytes``;
 - work ``N * own + B * S(b) * redone`` multiply-adds, and ``E * message_bytes`` moved by edges;
 - seconds ``= max(read / read_rate, work / multiply_rate + edge_bytes / memory_rate) + written / write_rate``, since
   reading goes on while a block is computed.

@@ -172,7 +172,7 @@ class StageRunner:
                 return function(*args, **kwargs)
 
             exact = RowExactPointwise(call, value.row_bytes() // item_bytes, num_rows, item_bytes)
-            return exact(slots[slot], *_place_of_rows(step.rows, block))
+            return exact(slots[slot], *self._place_of_rows(step.rows, block))
 
         return run
 
@@ -198,7 +198,20 @@ class StageRunner:
             depends_on_position(self._program, value),
             positions_of_one_column(self._program, value),
         )
-        return lambda slots, block: exact(slots, block.counts[step.rows.key], *_place_of_rows(step.rows, block))
+        return lambda slots, block: exact(slots, block.counts[step.rows.key], *self._place_of_rows(step.rows, block))
+
+    def _place_of_rows(self, rows: Rows, block: Block) -> tuple[int, Tensor | None]:
+        """Return the number of the first row in the full tensor, and the numbers of all if they are not consecutive."""
+        if rows.kind == "edge":
+            edges = block.edges_at(rows).edge_ids
+            return (edges.start, None) if isinstance(edges, slice) else (0, edges)
+        first, ids = 0, block.sources.get(rows.space)
+        if rows.kind == "range":
+            first, ids = block.destinations.start, block.destinations.ids
+        given_ids = self._structure.ids_of_rows(rows.space)
+        if given_ids is None:
+            return first, ids
+        return 0, given_ids[first : first + block.counts[rows.key]] if ids is None else given_ids[ids]
 
     def _gather(self, step: Step) -> Action:
         gather = gather_of(self._program, self._program[step.name])
@@ -279,16 +292,6 @@ class StageRunner:
             return [f(slots, rows) for f in positional], {key: f(slots, rows) for key, f in named.items()}
 
         return fill
-
-
-def _place_of_rows(rows: Rows, block: Block) -> tuple[int, Tensor | None]:
-    """Return the number of the first row in the full tensor, and the numbers of all if they are not consecutive."""
-    if rows.kind == "range":
-        return block.destinations.start, block.destinations.ids
-    if rows.kind == "source":
-        return 0, block.sources.get(rows.space)
-    edges = block.edges_at(rows).edge_ids
-    return (edges.start, None) if isinstance(edges, slice) else (0, edges)
 
 
 def _last_uses(stage: StageProgram) -> list[list[str]]:

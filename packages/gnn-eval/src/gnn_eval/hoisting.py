@@ -116,6 +116,10 @@ class StructureEvaluator:
     def _input(self, name: str) -> Tensor:
         return self._inputs[name]
 
+    def ids_of_rows(self, space: Size) -> Tensor | None:
+        """Return the number each row of a space has in the full forward, where rows are kept in another order."""
+        return None
+
     def in_degrees(self, name: str) -> Tensor | None:
         """Return how often each row occurs in an index vector, where that is known without the vector."""
         return None

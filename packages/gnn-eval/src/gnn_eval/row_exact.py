@@ -83,6 +83,8 @@ class RowExactProduct:
         """Run on the rows ``first``, ``first + 1``, ... or ``ids`` of the full matrix."""
         if rows == 0 or (rows == self._num_rows and ids is None):
             return self._call(tensors, rows)
+        if ids is not None and rows == self._num_rows:
+            return self._pick(self._call(self._placed(tensors, ids, rows), rows), ids)
         if ids is not None and self._by_position:
             return self._run_scattered(tensors, rows, ids)
         before = first % _GROUP if self._by_position else 0

@@ -23,6 +23,7 @@ from gnn_eval.hoisting import StructureEvaluator
 from gnn_eval.lowering import EdgeSet, StageProgram
 from gnn_eval.program import Program, Ref
 from gnn_eval.row_stores import RowStore
+from gnn_eval.sizes import Size
 
 __all__ = ["GRAPH_SCHEMA", "StoredGraph"]
 
@@ -41,7 +42,8 @@ class StoredGraph:
         num_nodes: Number of nodes.
         num_edges: Number of edges.
         indptr: int64 [num_nodes + 1] row pointers, in the order of the files.
-        row_of_node: int64 [num_nodes] row of each node in the files, ``None`` if it is the node's id.
+        node_of_row: int64 [num_nodes] node of each row of the files, ``None`` if that is the number of the row.
+        row_of_node: int64 [num_nodes] row of each node, likewise.
     """
 
     def __init__(self, directory: str | Path):
@@ -55,11 +57,11 @@ class StoredGraph:
         self.num_nodes, self.num_edges = manifest["num_nodes"], manifest["num_edges"]
         self.node_inputs, self.edge_inputs = manifest["node_inputs"], manifest["edge_inputs"]
         self.indptr = torch.from_numpy(np.load(self.directory / "indptr.npy", allow_pickle=False))
-        self.row_of_node: Tensor | None = None
+        self.node_of_row = self.row_of_node = None
         if (self.directory / "perm.npy").exists():
-            nodes = torch.from_numpy(np.load(self.directory / "perm.npy", allow_pickle=False))
-            self.row_of_node = torch.empty_like(nodes)
-            self.row_of_node[nodes] = torch.arange(self.num_nodes)
+            self.node_of_row = torch.from_numpy(np.load(self.directory / "perm.npy", allow_pickle=False))
+            self.row_of_node = torch.empty_like(self.node_of_row)
+            self.row_of_node[self.node_of_row] = torch.arange(self.num_nodes)
 
     @property
     def indices(self) -> Tensor:
@@ -125,6 +127,9 @@ class _StoredStructure(StructureEvaluator):
             return self._graph.edge_index()
         store = self._stores[name]
         return store.read_range(0, store.num_rows)
+
+    def ids_of_rows(self, space: Size) -> Tensor | None:
+        return self._graph.node_of_row if space == self._program.node_space("node") else None
 
     def in_degrees(self, name: str) -> Tensor | None:
         return self._graph.indptr.diff() if self._is_row(name, 1) else None
