@@ -44,23 +44,47 @@ WRONG_CALLS = {
     "gather, floats": (lambda: ops.gather(X, X[:, 0]), "index", "torch.float32", "index.long()"),
     "scatter_add, num_rows": (lambda: ops.scatter_add(X, ARRAY, -1), "num_rows", "-1", "number of output rows"),
     "segment_reduce, indptr": (
-        lambda: ops.segment_reduce(X, torch.tensor([0, 2])), "indptr", "0..2", "lengths.cumsum(0)"
+        lambda: ops.segment_reduce(X, torch.tensor([0, 2])),
+        "indptr",
+        "0..2",
+        "lengths.cumsum(0)",
     ),
     "sample_neighbors, fanout": (lambda: ops.sample_neighbors(GRAPH, ARRAY, 0), "fanout", "0", "pass for example 10"),
     "sample_neighbors, seed": (lambda: ops.sample_neighbors(GRAPH, ARRAY, 2, seed=2**64), "seed", str(2**64), "modulo"),
     "sample_block, seeds": (lambda: ops.sample_block(GRAPH, ARRAY, 2), "seeds", "0", "unique_relabel"),
     "sample_blocks, fanouts": (lambda: ops.sample_blocks(GRAPH, ARRAY, []), "fanouts", "[]", "[10, 10]"),
     "embedding_bag, mode": (
-        lambda: ops.embedding_bag(X, ARRAY, torch.tensor([0, 3]), mode="max"), "mode", "'max'", "use segment_reduce"
+        lambda: ops.embedding_bag(X, ARRAY, torch.tensor([0, 3]), mode="max"),
+        "mode",
+        "'max'",
+        "use segment_reduce",
     ),
     "quantize_rows, bits": (lambda: ops.quantize_rows(X, 3), "bits", "3", "use 8"),
-    "Graph, indices": (lambda: Graph(torch.tensor([0, 1]), torch.tensor([7]), 3), "indices", "7", "remove the ids outside"),
-    "Graph, indptr": (lambda: Graph(torch.tensor([0, 2, 1]), torch.tensor([0, 0])), "indptr", "[0, 1]", "use Graph.from_edge_index"),
-    "Graph.from_edge_index": (lambda: Graph.from_edge_index(torch.zeros(3, 4).long()), "edge_index", "(3, 4)", "edge_index.t()"),
+    "Graph, indices": (
+        lambda: Graph(torch.tensor([0, 1]), torch.tensor([7]), 3),
+        "indices",
+        "7",
+        "remove the ids outside",
+    ),
+    "Graph, indptr": (
+        lambda: Graph(torch.tensor([0, 2, 1]), torch.tensor([0, 0])),
+        "indptr",
+        "[0, 1]",
+        "use Graph.from_edge_index",
+    ),
+    "Graph.from_edge_index": (
+        lambda: Graph.from_edge_index(torch.zeros(3, 4).long()),
+        "edge_index",
+        "(3, 4)",
+        "edge_index.t()",
+    ),
     "partition_graph, num_parts": (lambda: partition_graph(GRAPH, 0), "num_parts", "0", "number of ranks"),
     "partition_graph, method": (lambda: partition_graph(GRAPH, 2, "spectral"), "method", "'spectral'", 'use "metis"'),
     "PartitionBook, offsets": (
-        lambda: PartitionBook(torch.tensor([0, 2]), torch.arange(3), "given", 0, 1.0), "offsets", "[0, 2]", "cumulate"
+        lambda: PartitionBook(torch.tensor([0, 2]), torch.arange(3), "given", 0, 1.0),
+        "offsets",
+        "[0, 2]",
+        "cumulate",
     ),
     "SAGEConv, aggr": (lambda: nn.SAGEConv(2, 2, aggr="lstm"), "aggr", "'lstm'", "vertex.program"),
     "SAGEConv, edge_weight": (lambda: nn.SAGEConv(2, 2)(GRAPH, X, X[:, 0]), "edge_weight", "Tensor", "GCNConv"),
@@ -84,11 +108,14 @@ WRONG_CALLS = {
     "SketchAllReduce": (lambda: SketchAllReduce(Group.single(), 0), "num_columns", "0", "pass a few"),
     "Interconnect.preset": (lambda: Interconnect.preset("pigeon"), "name", "'pigeon'", "choose one, or measure"),
     "Interconnect.seconds": (
-        lambda: Interconnect.preset("loopback-cpu").seconds("gossip", 1), "operation", "'gossip'", "choose one"
+        lambda: Interconnect.preset("loopback-cpu").seconds("gossip", 1),
+        "operation",
+        "'gossip'",
+        "choose one",
     ),
     "Curve": (lambda: Curve((1.0,), (1.0, 2.0)), "curve", "((1.0,), (1.0, 2.0))", "Curve.fit"),
     "Topology.preset": (lambda: Topology.preset("abacus"), "name", "'abacus'", "load a topology"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WRONG_CALLS)
