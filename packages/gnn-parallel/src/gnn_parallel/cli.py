@@ -111,7 +111,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reuse", action="store_true", help="keep sharded rows of a batch for the next")
     parser.add_argument("--clusters", type=int, default=0, help="let batches follow the order of so many clusters")
     parser.add_argument("--mixed", action="store_true", help="compute and send activations in bfloat16")
-    parser.add_argument("--trials", type=int, default=4, metavar="STEPS", help="steps of close strategies to try")
+    parser.add_argument("--trials", type=int, default=6, metavar="STEPS", help="steps of close strategies to try")
     parser.add_argument("--dtype", default="float32", choices=("float32", "float64"), help="of features and weights")
     parser.add_argument("--interconnect", default="", metavar="FILE", help="written by core-kernels calibrate")
 

@@ -159,7 +159,7 @@ class TrainJob:
     is_mixed: bool = False
     dtype: str = "float32"
     interconnect: str = ""
-    num_trials: int = 4
+    num_trials: int = 6
     validation: str = "full"
     replan_every: int = 0
     log: str = ""

@@ -68,7 +68,7 @@ def choose_strategy(
     is_mixed: bool = False,
     seed: int = 0,
     num_steps: int | None = None,
-    num_trials: int = 4,
+    num_trials: int = 6,
     memory_bytes: int | None = None,
     rates: Rates | None = None,
     measure: bool = True,

@@ -29,6 +29,8 @@ MODEL_ERROR = 0.3
 """Predictions closer than this share of the best one do not decide by themselves."""
 
 _MOST_CONTENDERS, _FEWEST_STEPS = 3, 2
+_FALLEN_BEHIND = 1.15
+"""A strategy whose quickest step takes so many times the quickest of all is not tried further."""
 
 
 def contenders(plan: Plan) -> list[Candidate]:
@@ -45,8 +47,8 @@ def try_strategies(plan: Plan, model: nn.Module, group: Group, num_steps: int = 
         plan: A plan with its data.
         model: The model; left as it is.
         group: The ranks.
-        num_steps: Most steps of each strategy; fewer, but at least 2, where they would take more than what counting
-            has left of 5 % of an epoch.
+        num_steps: Most steps of each strategy; fewer, but at least 2, where it falls behind, and where all steps
+            together would take more than what counting has left of 5 % of an epoch.
 
     Returns:
         The plan with ``measured_step_seconds`` of those that were tried, the fastest as its strategy, and predictions
@@ -67,36 +69,55 @@ def try_strategies(plan: Plan, model: nn.Module, group: Group, num_steps: int = 
         )
     started = time.perf_counter()
     tried = contenders(plan)
-    num_steps = _affordable_steps(plan, tried, num_steps)
     engines = []
     for candidate in tried:
         chosen = replace(plan, strategy=candidate.strategy, num_hosts=candidate.num_hosts)
         engines.append(Engine(chosen.with_data(data), model, group))
-    seconds: list[list[float]] = [[] for _ in engines]
     items = data.train_ids if data.seeds is None else data.seeds
     with left_as_it_is(model):
-        for step in range(num_steps):  # strategies take turns, so that a slow moment hits them all
-            for engine, elapsed in zip(engines, seconds, strict=True):
-                elapsed.append(_time_step(engine, items, step))
+        seconds = _run_heats(engines, items, num_steps, _affordable_steps(plan))
     for engine in engines:
         engine.close()
-    # Other load on the machine only ever adds: the quickest step tells strategies apart, the median what a step takes.
-    mine = torch.tensor([[min(s), statistics.median(s)] for s in seconds], dtype=torch.float64)
-    quickest, typical = group.all_reduce(mine, op="max", tag="planning").T.tolist()
-    trial_seconds = group.all_reduce(
-        torch.tensor([time.perf_counter() - started], dtype=torch.float64), op="max", tag="planning"
-    )
+    quickest = [min(steps) for steps in seconds]
     winner = tried[quickest.index(min(quickest))]
+    # Other load on the machine only ever adds: the quickest step tells strategies apart, the median what a step takes.
+    typical = [statistics.median(steps) for steps in seconds]
+    took = torch.tensor([time.perf_counter() - started], dtype=torch.float64)
     settled = _calibrate(plan, dict(zip([(c.strategy, c.num_hosts) for c in tried], typical, strict=True)))
     return replace(
-        settled, strategy=winner.strategy, num_hosts=winner.num_hosts, trial_seconds=float(trial_seconds)
+        settled,
+        strategy=winner.strategy,
+        num_hosts=winner.num_hosts,
+        trial_seconds=float(group.all_reduce(took, op="max", tag="planning")),
     ).with_data(data)
 
 
-def _affordable_steps(plan: Plan, tried: list[Candidate], num_steps: int) -> int:
+def _affordable_steps(plan: Plan) -> int:
+    """Return the steps, of all strategies together, that counting has left of its share of an epoch."""
     spent = plan.counting_seconds / max(plan.predicted.predicted_seconds, 1e-9)
-    left = max(0.0, BUDGET_SHARE - spent) * plan.steps_per_epoch
-    return min(num_steps, max(_FEWEST_STEPS, int(left / len(tried))))
+    return int(max(0.0, BUDGET_SHARE - spent) * plan.steps_per_epoch)
+
+
+def _run_heats(engines: list[Engine], items: torch.Tensor, num_steps: int, budget: int) -> list[list[float]]:
+    """Let engines take turns, so that a slow moment hits them all, and drop those that fall behind.
+
+    Returns:
+        Per engine the seconds of its steps on the slowest rank, the same on every rank.
+    """
+    seconds: list[list[float]] = [[] for _ in engines]
+    active = list(range(len(engines)))
+    for step in range(num_steps):
+        if step >= _FEWEST_STEPS and sum(map(len, seconds)) + len(active) > budget:
+            break
+        elapsed = torch.tensor([_time_step(engines[number], items, step) for number in active], dtype=torch.float64)
+        for number, value in zip(active, engines[0].group.all_reduce(elapsed, op="max", tag="planning"), strict=True):
+            seconds[number].append(float(value))
+        if step + 1 >= _FEWEST_STEPS:
+            limit = _FALLEN_BEHIND * min(min(seconds[number]) for number in active)
+            active = [number for number in active if min(seconds[number]) <= limit]
+        if len(active) == 1 and step + 1 > _FEWEST_STEPS:
+            break
+    return seconds
 
 
 def _calibrate(plan: Plan, measured: dict[tuple[str, int], float]) -> Plan:
