@@ -72,8 +72,9 @@ def _plan(args: argparse.Namespace) -> dict[str, Any]:
         plan, data = _plan_and_data(args)
     counts = _counts(plan, data, args)
     rates = measure_rates(args.store)
-    is_stored = isinstance(data, StoredGraph) and not (args.nodes or args.edges)
-    share = sample_source_share(data) if args.source_share is None and is_stored else args.source_share or 1.0
+    share = args.source_share or 1.0
+    if isinstance(data, StoredGraph) and not (args.nodes or args.edges or args.source_share):
+        share = sample_source_share(data)
     stages = estimate_stages(plan.compiled, counts, parse_bytes(args.memory) or 0, rates, share)
     rows = [
         [str(s.level), f"{s.rows:,}", f"{s.block_rows:,}", f"{s.blocks:,}", format_bytes(s.peak_bytes),
@@ -119,11 +120,11 @@ def _counts(plan: Any, data: Any, args: argparse.Namespace) -> dict[str, int]:
 def _run(args: argparse.Namespace) -> dict[str, Any]:
     plan, data = _plan_and_data(args, verify=not args.no_verify)
     nodes = None if args.nodes is None else torch.from_numpy(np.load(args.nodes, allow_pickle=False))
+    in_place = nodes is None and len(plan.compiled.program.outputs) == 1
     result = plan.run(
-        data, nodes, args.memory, args.order, args.store, args.out if nodes is None else None, True, resume=args.resume
+        data, nodes, args.memory, args.order, args.store, args.out if in_place else None, True, resume=args.resume
     )
-    if nodes is not None and isinstance(result, torch.Tensor):
-        np.save(args.out, result.numpy())
+    files = [args.out] if in_place else _write_parts(result, Path(args.out))
     report = plan.last_report
     rows = [
         [str(s.level), f"{s.rows:,}", f"{s.edges:,}", str(s.blocks), format_bytes(s.predicted_peak_bytes),
@@ -131,7 +132,19 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
         for s in report.stages
     ]  # fmt: skip
     table("stages", ["stage", "rows", "edges", "blocks", "predicted peak", "measured peak", "time"], rows)
-    return {"out": args.out, "edges": report.num_edges, "stages": [vars(stage) for stage in report.stages]}
+    return {"out": files, "edges": report.num_edges, "stages": [vars(stage) for stage in report.stages]}
+
+
+def _write_parts(result: Any, path: Path) -> list[str]:
+    """Write each tensor of a result; those of a dict or tuple get their key in the file's name."""
+    from gnn_eval.containers import take_apart
+
+    files = []
+    for place, tensor in take_apart(result)[1]:
+        key = "".join(f".{part}" for part in place)
+        files.append(str(path.with_suffix(f"{key}.npy")))
+        np.save(files[-1], tensor.numpy())
+    return files
 
 
 def _verify(args: argparse.Namespace) -> dict[str, Any]:
@@ -162,12 +175,19 @@ def _convert(args: argparse.Namespace) -> dict[str, Any]:
         with np.load(source, allow_pickle=False) as arrays:
             inputs = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     elif source.is_dir():
-        inputs = {f.stem: torch.from_numpy(np.load(f, allow_pickle=False)) for f in sorted(source.glob("*.npy"))}
+        inputs = {file.stem: file for file in sorted(source.glob("*.npy"))}
+        if "edge_index" in inputs:
+            inputs["edge_index"] = torch.from_numpy(np.load(inputs["edge_index"], allow_pickle=False))
     else:
         _, data = _build(args.source)
+        if hasattr(data, "node_types"):
+            raise EvaluationArgumentError(
+                f"{args.source} returned data with node types {', '.join(data.node_types)}; expected a graph with one "
+                "type of node; evaluate it in memory with gnn_eval.evaluate"
+            )
         inputs = {k: v for k, v in (data.items() if isinstance(data, dict) else data.to_dict().items())
                   if isinstance(v, torch.Tensor)}  # fmt: skip
-    graph = convert(inputs, args.directory)
+    graph = convert(inputs, args.directory, args.order)
     say(f"{graph.num_nodes:,} nodes, {graph.num_edges:,} edges in {args.directory}")
     return {"num_nodes": graph.num_nodes, "num_edges": graph.num_edges, "directory": args.directory}
 
@@ -184,8 +204,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     verify = cli.command("verify", _verify, "compare plan and full forward", "gnn-eval verify app:build --seeds 5")
     for parser in (plan, explain, run, verify):
-        optional = {"nargs": "?"} if parser is plan else {}
-        parser.add_argument("model", help="package.module:function that returns (model, data)", **optional)
+        needed = None if parser is not plan else "?"
+        parser.add_argument("model", nargs=needed, help="package.module:function that returns (model, data)")
         parser.add_argument("--frontend", default="auto", choices=("auto", "export", "fx"))
         parser.add_argument("--data", metavar="DIR", help="a graph written by convert, instead of the function's data")
     plan.add_argument("--nodes", type=int, help="number of nodes of each type, instead of the data's")
@@ -214,7 +234,8 @@ def main(argv: list[str] | None = None) -> int:
         "convert", _convert, "write a graph as a directory of .npy files", "gnn-eval convert g.npz dir/"
     )
     convert.add_argument("source", help=".npz file, directory of .npy files, or package.module:function")
-    convert.add_argument("directory")
+    convert.add_argument("directory", help="where to write it; made if it does not exist")
+    convert.add_argument("--order", default="natural", choices=("natural", "cluster"), help="order of the rows on disk")
     return cli.run(argv)
 
 

@@ -128,3 +128,43 @@ def test_command_line(tmp_path, monkeypatch, capsys):
     assert main(["explain", f"{app}:mixing"]) == 2
     assert "aten.mean.dim" in capsys.readouterr().err
     assert main(["explain", "no_such_module:build"]) == 2
+
+
+def test_results_of_several_parts_and_clustered_graphs_from_the_shell(tmp_path, monkeypatch, capsys):
+    import numpy as np
+
+    (tmp_path / "gnn_eval_parts_app.py").write_text(
+        APP.replace("import torch\n", "import torch\nfrom types import SimpleNamespace\n", 1)
+        + """
+
+class Two(Net):
+    def forward(self, x, edge_index):
+        h = super().forward(x, edge_index)
+        return {"sum": h, "both": (h, 2 * h)}
+
+def two():
+    torch.manual_seed(0)
+    return Two(False), build()[1]
+
+def typed():
+    return Net(False), SimpleNamespace(node_types=["paper", "author"])
+"""
+    )
+    monkeypatch.chdir(tmp_path)
+    app = "gnn_eval_parts_app"
+    assert main(["run", f"{app}:two", "--out", "r.npy", "--json", "r.json"]) == 0
+    assert json.loads((tmp_path / "r.json").read_text())["out"] == ["r.sum.npy", "r.both.0.npy", "r.both.1.npy"]
+    assert np.allclose(2 * np.load("r.sum.npy"), np.load("r.both.1.npy"))
+    for name in ("x", "edge_index"):
+        (tmp_path / "folder").mkdir(exist_ok=True)
+        np.save(tmp_path / "folder" / f"{name}.npy", gnn_eval.cli._build(f"{app}:build")[1][name].numpy())
+    assert main(["convert", "folder", "stored", "--order", "cluster"]) == 0
+    assert main(["run", f"{app}:build", "--data", "stored", "--out", "stored.npy"]) == 0
+    assert np.allclose(np.load("stored.npy"), np.load("r.sum.npy"), atol=1e-6)
+    capsys.readouterr()
+    assert main(["convert", f"{app}:typed", "nowhere"]) == 2
+    assert "node types paper, author" in capsys.readouterr().err
+    for command in ("plan", "explain", "run", "verify", "convert"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        assert f"gnn-eval {command} " in capsys.readouterr().out
