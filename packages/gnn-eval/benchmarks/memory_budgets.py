@@ -2,11 +2,11 @@
 
     python packages/gnn-eval/benchmarks/memory_budgets.py [--budgets 256,512,1024,2048,4096] [--json FILE]
 
-The budget bounds the rise of the process's memory above that before the run: blocks, what is held between stages, edges
-sorted by destination, and the result. It is measured from outside: this process reads the resident memory of the child,
-less pages of files, every two milliseconds. Two workloads: ``ram``, three GraphSAGE layers of width 128 without fused kernels on a graph in
-memory, whose full forward needs more than 8 GB; and ``disk``, fused layers of width 128 with features and intermediate
-values on disk. Takes about 3 minutes.
+The budget bounds the rise of the process's own memory above that before the run: blocks, what is held between stages,
+edges sorted by destination, the result; pages of mapped files do not count. It is measured from outside: this process
+reads the resident memory of the child, less its pages of files, every two milliseconds. Two workloads: ``ram``, two
+layers of width 128 without fused kernels on a graph in memory, whose full forward needs more than 8 GB; and ``disk``,
+fused layers of width 128 with features and intermediate values on disk. Takes about 5 minutes and 8 GB of disk.
 """
 
 from __future__ import annotations

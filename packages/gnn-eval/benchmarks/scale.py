@@ -143,7 +143,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         highest = watched([sys.executable, __file__, "evaluate_stored", *arguments])
         result = json.loads((base / "result.json").read_text()) | {"made_seconds": made_seconds, "resident": highest}
     rows = [
-        [str(s["level"]), f"{s['blocks']}", f"{p['blocks']}", format_bytes(s["read_bytes"]), format_bytes(p["read_bytes"]),
+        [str(s["level"]), f"{s['blocks']}", f"{p['blocks']}",
+         format_bytes(s["read_bytes"]), format_bytes(p["read_bytes"]),
          format_bytes(s["written_bytes"]), format_bytes(p["written_bytes"]), f"{s['seconds']:.1f} s",
          f"{p['seconds']:.1f} s"]
         for s, p in zip(result["stages"], result["predicted"], strict=True)

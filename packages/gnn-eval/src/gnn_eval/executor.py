@@ -234,18 +234,23 @@ class StageRunner:
 
         return run
 
-    def combiner(self, step: Step) -> Callable[[Tensor, Tensor, Tensor, bool], Tensor]:
-        """Return ``combine(into, rows, local, include_self)``, which adds edge rows to destination rows in place."""
+    def combiner(self, step: Step, reduce: str | None = None) -> Callable[[Tensor, Tensor, Tensor, bool], Tensor]:
+        """Return ``combine(into, rows, local, include_self)``, which adds edge rows to destination rows in place.
+
+        Args:
+            step: The reduction.
+            reduce: How to combine, instead of the reduction's own way.
+        """
         value = self._program[step.name]
         reduction = reduction_of(self._program, value)
-        name, reduce, dim = value.short_op, reduction.reduce, reduction.dim
+        name, reduce, dim = value.short_op, reduce or reduction.reduce, reduction.dim
 
         def combine(into: Tensor, rows: Tensor, local: Tensor, include_self: bool) -> Tensor:
             if name == "scatter_add":
                 return into.scatter_add_(dim, _spread(local, rows, dim), rows)
             if name == "scatter_reduce":
                 return into.scatter_reduce_(dim, _spread(local, rows, dim), rows, reduce, include_self=include_self)
-            if name == "index_add":
+            if name == "index_add" or (name == "index_reduce" and reduce == "sum"):
                 return into.index_add_(dim, local, rows)
             if name == "index_put":
                 return into.index_put_((local,), rows, accumulate=True)

@@ -2,8 +2,8 @@
 
 The edges of such a hub are taken in parts. Each reduction of the stage makes one pass over the parts, computing only
 the edge values it needs and adding them to the rows reduced so far; reductions that build on others (the sum of a
-softmax on its maximum) find those complete. Sums, maxima and minima are exact this way, and sums are added in the same
-order as without parts.
+softmax on its maximum) find those complete. Sums, means, maxima and minima are exact this way: sums are added in the
+same order as without parts, and a mean is its sum divided at the end.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _reduce_in_parts(
 ) -> torch.Tensor:
     value = plain.program[step.name]
     reduction = reduction_of(plain.program, value)
-    if reduction.reduce not in ("sum", "amax", "amin", "prod"):
+    if reduction.reduce not in ("sum", "mean", "amax", "amin", "prod"):
         raise UnsupportedModelError(
             value.op,
             f"a node has more edges than the memory budget holds, and {reduction.reduce!r} cannot be taken in parts",
@@ -58,19 +58,21 @@ def _reduce_in_parts(
             value.source,
         )
     wanted = _edge_steps(plain, step.inputs[reduction.source])
-    combine = plain.combiner(step)
+    is_mean, num_edges = reduction.reduce == "mean", block.edges[step.edges].num_edges
+    combine = plain.combiner(step, "sum" if is_mean else None)
     result = slots[step.inputs[reduction.base]].clone()
     include_self = reduction.include_self
-    for start in range(0, block.edges[step.edges].num_edges, part_edges):
-        stop = min(start + part_edges, block.edges[step.edges].num_edges)
-        part = builder.part(block, step.edges, start, stop)
+    if is_mean and not include_self:
+        result.zero_()
+    for start in range(0, num_edges, part_edges):
+        part = builder.part(block, step.edges, start, min(start + part_edges, num_edges))
         local = dict(slots)
         plain.run_steps(wanted, local, part)
         rows = local[step.inputs[reduction.source]]
         with torch.inference_mode():
-            result = combine(result, rows, part.edges[step.edges].rows_of_edges(), include_self)
+            result = combine(result, rows, part.edges[step.edges].rows_of_edges(), include_self or is_mean)
         include_self = True
-    return result
+    return result / (num_edges + reduction.include_self) if is_mean else result
 
 
 def _edge_steps(plain: StageRunner, slot: str) -> set[str]:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import gnn_eval
+import gnn_eval.engine
 from gnn_eval.verify import relative_error
 
 
@@ -63,6 +64,68 @@ def test_a_hub_is_split(sum_net, make_graph):
     assert plan.last_report.stages[-1].blocks > 1
     assert torch.equal(found, expected)
     assert relative_error(plan.run((x, edges), memory=2_600_000), expected) < 1e-5
+
+
+class Reduced(nn.Module):
+    def __init__(self, reduce: str, spelling: str = "scatter", include_self: bool = False):
+        super().__init__()
+        self.reduce, self.spelling, self.include_self = reduce, spelling, include_self
+
+    def forward(self, x, edge_index):
+        rows, index = x[edge_index[0]], edge_index[1]
+        base = torch.ones(x.size(0), x.size(1))
+        if self.spelling == "index":
+            return base.index_reduce(0, index, rows, self.reduce, include_self=self.include_self)
+        index = index.unsqueeze(1).expand(-1, x.size(1))
+        return base.scatter_reduce(0, index, rows, self.reduce, include_self=self.include_self)
+
+
+class Softmax(nn.Module):
+    def forward(self, x, edge_index):
+        source, target = edge_index[0], edge_index[1]
+        index = target.unsqueeze(1).expand(-1, x.size(1))
+        score = x[source]
+        top = torch.zeros(x.size(0), x.size(1)).scatter_reduce(0, index, score, "amax", include_self=False)
+        weight = (score - top[target]).exp()
+        total = torch.zeros(x.size(0), x.size(1)).index_add(0, target, weight)
+        return torch.zeros(x.size(0), x.size(1)).index_add(0, target, weight / total[target] * x[source])
+
+
+HUB_MODELS = {
+    "sum": Reduced("sum"),
+    "mean": Reduced("mean"),
+    "mean with base": Reduced("mean", include_self=True),
+    "mean by index": Reduced("mean", "index"),
+    "mean by index with base": Reduced("mean", "index", True),
+    "maximum": Reduced("amax"),
+    "softmax": Softmax(),
+}
+
+
+@pytest.mark.parametrize("place", ["ram", "disk"])
+@pytest.mark.parametrize("name", HUB_MODELS)
+@pytest.mark.filterwarnings("ignore:index_reduce")
+def test_each_reduction_of_a_hub_is_exact(make_graph, monkeypatch, tmp_path, name, place):
+    from gnn_eval import look_ahead
+
+    x, edges = make_graph(200, 2000)
+    edges[1, ::2] = 11
+    model = HUB_MODELS[name]
+    plan = gnn_eval.compile(model, (x, edges), verify=False)
+    data = (x, edges) if place == "ram" else gnn_eval.convert({"x": x, "edge_index": edges}, tmp_path / "graph")
+    split, parts = gnn_eval.engine.run_in_edge_parts, []
+
+    def in_small_parts(batcher, builder, runner, row):
+        monkeypatch.setattr("gnn_eval.hubs._edges_per_part", lambda *_: 37)
+        parts.append(row)
+        return split(batcher, builder, runner, row)
+
+    monkeypatch.setattr("gnn_eval.engine.run_in_edge_parts", in_small_parts)
+    monkeypatch.setattr(look_ahead.Batcher, "predicted_bytes", lambda self, start, end: 2**40 if start == 11 else 0)
+    found = plan.run(data, memory="8MB", batch_rows=1, fuse=False, store="ram" if place == "ram" else tmp_path / "work")
+    assert parts == [11]
+    with torch.no_grad():
+        assert torch.equal(found, model(x, edges))
 
 
 def test_softmax_of_a_hub_is_split(make_graph):
