@@ -21,10 +21,10 @@ def main():
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     cells = []
-    for hidden, batch_size in ((16, 1024), (512, 64)):
+    for method, hidden, batch_size in (("random", 16, 1024), ("metis", 512, 512)):
         grid = Grid(
             hidden=(hidden,),
-            methods=("random",),
+            methods=(method,),
             link_mbit=(100,),
             batch_sizes=(batch_size,),
             caches=("0%",),
@@ -32,11 +32,12 @@ def main():
             num_nodes=60_000,
             num_steps=2,
             num_rounds=3,
+            measure_seconds=20.0,
         )
         cells += run_grid(grid)
     rows = [
         (
-            f"{cell['hidden']}, {cell['batch_size']}",
+            f"{cell['partition']}, {cell['hidden']}, {cell['batch_size']}",
             cell["chosen"],
             f"{cell['strategies'][cell['chosen']]['measured_step_seconds']:.3f} s",
             f"{cell['gdp_ratio'] / cell['regret']:.2f}",
@@ -45,7 +46,14 @@ def main():
         )
         for cell in cells
     ]
-    columns = ("hidden, seeds per step", "chosen", "step", "gdp over chosen", "over bytes / bandwidth", "all, seconds")
+    columns = (
+        "partition, hidden, seeds per step",
+        "chosen",
+        "step",
+        "gdp over chosen",
+        "over bytes / bandwidth",
+        "all, seconds",
+    )
     table("100 Mbit links, 512 sharded features", columns, rows)
     emit({"cells": cells}, args.json)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from gnn_parallel._version import __version__
 from gnn_parallel.adapters import register_adapter, split_layer
 from gnn_parallel.checkpoint import load_checkpoint, save_checkpoint
+from gnn_parallel.cost_model import Rates
 from gnn_parallel.dropout import keyed_dropout
 from gnn_parallel.engine import Batch, Engine
 from gnn_parallel.errors import GnnParallelError, InputError, PlanMismatchError, UnsupportedLayerError
@@ -38,6 +39,7 @@ __all__ = [
     "Plan",
     "PlanMismatchError",
     "ProjectedSplit",
+    "Rates",
     "SampledGNN",
     "SoftmaxSplit",
     "SplitLayer",

@@ -279,6 +279,10 @@ def _verify_on_rank(
         job.batch_size,
         num_steps,
         job.seed,
+        placement=job.placement,
+        cache=job.cache,
+        reuse=job.reuse,
+        num_hosts=job.num_hosts,
     )
 
 

@@ -29,9 +29,6 @@ from gnn_parallel.jobs import LabelledGraph, TrainJob, make_plan
 
 __all__ = ["Grid", "run_grid", "show_grid", "summarize"]
 
-_MEASURE_SECONDS = 40.0
-"""Enough for messages of a megabyte at 100 Mbit/s; smaller ones pass within the burst that links allow."""
-
 _AXES = ("link_mbit", "partition", "cache", "hidden")
 _PAYLOAD_SHARE = 0.95
 """Of a link's rate, after headers."""
@@ -53,6 +50,8 @@ class Grid:
         fanouts: Neighbours per layer.
         num_steps: Steps per strategy and round.
         num_rounds: Rounds.
+        measure_seconds: Time to measure the links for. The default is enough for messages of a megabyte at 100 Mbit/s;
+            smaller ones pass within the burst that links allow.
     """
 
     hidden: tuple[int, ...] = (8, 32, 128, 512)
@@ -66,6 +65,7 @@ class Grid:
     fanouts: tuple[int, ...] = (10, 10)
     num_steps: int = 1
     num_rounds: int = 7
+    measure_seconds: float = 40.0
 
     def __post_init__(self) -> None:
         if len(self.batch_sizes) != len(self.link_mbit):
@@ -198,7 +198,7 @@ def _make_data(grid: Grid) -> LabelledGraph:
 
 def _prepare_on_rank(group: Group, grid: Grid) -> Interconnect:
     _make_data(grid)
-    return Interconnect.measure(group, group_shape=f"{group.size}x1", budget_seconds=_MEASURE_SECONDS)
+    return Interconnect.measure(group, group_shape=f"{group.size}x1", budget_seconds=grid.measure_seconds)
 
 
 def _cell_on_rank(

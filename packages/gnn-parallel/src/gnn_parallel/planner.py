@@ -32,7 +32,7 @@ from gnn_parallel.dry_run import DryRun, Layout, Workload
 from gnn_parallel.errors import PlanMismatchError, input_error
 from gnn_parallel.features import PLACEMENTS
 from gnn_parallel.plan import Candidate, Plan
-from gnn_parallel.profile import measure_rates
+from gnn_parallel.profile import measure_layouts, measure_rates
 from gnn_parallel.ranks import check_hosts
 from gnn_parallel.strategies import STRATEGIES
 from gnn_parallel.traffic import LayerShape
@@ -209,7 +209,7 @@ class _Planner:
 
     def _measure_interconnect(self) -> Interconnect | None:
         if self.interconnect is None and self.group is not None and self.world_size > 1 and self.measure:
-            return Interconnect.measure(self.group, budget_seconds=_MEASURE_SECONDS)
+            return measure_layouts(self.group, self.group_shape, _MEASURE_SECONDS)
         return self.interconnect
 
     def _make_workload(self, data: TrainingData, module: nn.Module) -> Workload:
@@ -258,9 +258,9 @@ class _Planner:
         whole, inside = _price(interconnect, f"{hosts}x{per_host}"), num_ranks // num_hosts
         if num_hosts == 1:
             return Layout(num_ranks, 1, Prices(whole, whole), self.world_size)
-        local = _price(interconnect, f"1x{inside}" if inside <= per_host else f"{inside // per_host}x{per_host}")
-        across = _price(interconnect, f"{num_hosts}x1")
-        return Layout(num_ranks, num_hosts, Prices(local, whole, across), self.world_size)
+        local = f"1x{inside}" if inside <= per_host else f"{inside // per_host}x{per_host}"
+        prices = Prices(_price(interconnect, local, whole), whole, _price(interconnect, f"{num_hosts}x1", whole))
+        return Layout(num_ranks, num_hosts, prices, self.world_size)
 
     def _shape(self, interconnect: Interconnect | None) -> tuple[int, int]:
         """Return hosts and ranks of each."""
@@ -347,5 +347,11 @@ def _choose(strategy: str, candidates: list[Candidate]) -> Candidate:
     return min(runnable, key=lambda candidate: candidate.predicted_seconds)
 
 
-def _price(interconnect: Interconnect, shape: str) -> Price:
+def _price(interconnect: Interconnect, shape: str, otherwise: Price | None = None) -> Price:
+    """Return prices on a shape, or those given where the interconnect says nothing about it."""
+    if otherwise is not None:
+        try:
+            interconnect.seconds("all_to_all", 0, shape)
+        except ArgumentError:
+            return otherwise
     return lambda collective, num_bytes: interconnect.seconds(collective, num_bytes, shape)

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,17 +20,20 @@ from torch import Tensor, nn
 
 from core_kernels import ops
 from core_kernels.comm import Group
+from core_kernels.interconnect import Interconnect
 from gnn_parallel.adapters import find_input_layer, split_layer
+from gnn_parallel.arguments import parse_shape
 from gnn_parallel.cost_model import Rates
 from gnn_parallel.data import TrainingData
 from gnn_parallel.dropout import sampling_step
 from gnn_parallel.input_layer import InputBlock, answering
 from gnn_parallel.layers import SplitLayer, View
 from gnn_parallel.loader import Schedule
+from gnn_parallel.ranks import Ranks
 from gnn_parallel.strategies.base import sample_in_edges
 from gnn_parallel.strategies.snp import split_by_source_owner
 
-__all__ = ["left_as_it_is", "measure_rates"]
+__all__ = ["left_as_it_is", "measure_layouts", "measure_rates"]
 
 T = TypeVar("T")
 
@@ -65,6 +69,30 @@ def measure_rates(
         bench = _Bench(data, model, module, layer, fanouts, schedule.seed, seeds, group)
         rates = torch.tensor(bench.measure(), dtype=torch.float64)
     return Rates(*(group.all_reduce(rates, tag="planning") / group.size).tolist())
+
+
+def measure_layouts(group: Group, group_shape: str | None, budget_seconds: float) -> Interconnect:
+    """Measure collectives over all ranks, and with several hosts also inside a host and across hosts.
+
+    Args:
+        group: The ranks.
+        group_shape: ``"HxR"``; read from the ranks' host names when left out.
+        budget_seconds: Time for each kind of group.
+
+    Returns:
+        One interconnect with the curves of all shapes, the same on every rank.
+
+    Collective: all ranks of ``group``.
+    """
+    whole = Interconnect.measure(group, group_shape=group_shape, budget_seconds=budget_seconds)
+    hosts, per_host = parse_shape(whole.group_shape)
+    if hosts == 1 or per_host == 1 or hosts * per_host != group.size:
+        return whole
+    ranks, curves = Ranks.of(group, hosts), dict(whole.curves)
+    for part, shape in ((ranks.inside, f"1x{per_host}"), (ranks.across, f"{hosts}x1")):
+        found = Interconnect.measure(part, group_shape=shape, budget_seconds=budget_seconds)
+        curves[shape] = group.broadcast_object(found.curves[shape], tag="planning")
+    return replace(whole, curves=curves)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ spreads over the ranks of a host are summed *across* hosts, over the ranks that 
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 
 from core_kernels.comm import Group
@@ -43,7 +42,8 @@ class Ranks:
         Collective: all ranks of ``group``.
         """
         check_hosts(num_hosts, group.size)
-        made = _made.setdefault(group, {})
+        # Kept on the group itself, so that they go when it goes.
+        made: dict[int, Ranks] = group.__dict__.setdefault("_ranks_by_hosts", {})
         if num_hosts not in made:
             made[num_hosts] = cls._make(group, num_hosts)
         return made[num_hosts]
@@ -74,9 +74,6 @@ class Ranks:
             for tag, counted in group.counters.snapshot().items():
                 sent[tag] = sent.get(tag, 0) + counted["sent_bytes"]
         return sent
-
-
-_made: weakref.WeakKeyDictionary[Group, dict[int, Ranks]] = weakref.WeakKeyDictionary()
 
 
 def check_hosts(num_hosts: int, world_size: int) -> None:

@@ -173,6 +173,7 @@ def verify_strategies(
     batch_size: int,
     num_steps: int = 3,
     seed: int = 0,
+    **options: Any,
 ) -> dict[str, Difference | str]:
     """Compare every strategy with one process on the user's model and data.
 
@@ -188,6 +189,7 @@ def verify_strategies(
         batch_size: Seeds per step over all ranks.
         num_steps: Steps to compare, with weights updated in between.
         seed: Of batches and sampling.
+        options: Passed on to :func:`gnn_parallel.plan`, such as ``placement`` or ``num_hosts``.
 
     Returns:
         Per strategy its difference, or why it cannot run.
@@ -202,8 +204,7 @@ def verify_strategies(
         if strategy in obstacles:
             found[strategy] = obstacles[strategy]
             continue
-        results, _ = run_strategy(
-            group, strategy, graph, make_model(), *common, partition, seeds, fanouts, batch_size, num_steps, seed=seed
-        )
+        run = (group, strategy, graph, make_model(), *common, partition, seeds, fanouts, batch_size, num_steps)
+        results, _ = run_strategy(*run, seed=seed, **options)
         found[strategy] = compare(results, expected)
     return found

@@ -7,7 +7,16 @@ import json
 import pytest
 
 from core_kernels import datasets
+from core_kernels.interconnect import Interconnect
 from gnn_parallel import cli, verify
+
+
+@pytest.fixture(scope="module")
+def common(tmp_path_factory):
+    """Settings of every job; an assumed interconnect, since measuring one takes seconds."""
+    links = tmp_path_factory.mktemp("links") / "links.json"
+    Interconnect.preset("loopback-cpu").save(links)
+    return ("--hidden", "8", "--fanouts", "4,4", "--batch-size", "64", "--interconnect", str(links))
 
 
 @pytest.fixture(scope="module")
@@ -18,11 +27,8 @@ def folder(tmp_path_factory):
     return str(path)
 
 
-COMMON = ("--hidden", "8", "--fanouts", "4,4", "--batch-size", "64")
-
-
 @pytest.mark.distributed
-def test_train_reports_plan_epochs_and_accuracy(folder, tmp_path, capfd):
+def test_train_reports_plan_epochs_and_accuracy(folder, common, tmp_path, capfd):
     pytest.importorskip("matplotlib", reason="--plot needs the plot extra")
     out, plot = tmp_path / "report.json", tmp_path / "report.png"
     arguments = [
@@ -31,7 +37,7 @@ def test_train_reports_plan_epochs_and_accuracy(folder, tmp_path, capfd):
         folder,
         "--ranks",
         "2",
-        *COMMON,
+        *common,
         "--epochs",
         "2",
         "--trials",
@@ -57,8 +63,8 @@ def test_train_reports_plan_epochs_and_accuracy(folder, tmp_path, capfd):
 
 
 @pytest.mark.distributed
-def test_verify_passes_and_a_wrong_gradient_exits_with_1(folder, capsys, monkeypatch):
-    arguments = ["verify", "--dataset", folder, *COMMON, "--dtype", "float64", "--json"]
+def test_verify_passes_and_a_wrong_gradient_exits_with_1(folder, common, capsys, monkeypatch):
+    arguments = ["verify", "--dataset", folder, *common, "--dtype", "float64", "--json"]
     assert cli.main([*arguments, "--ranks", "2"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert set(document["strategies"]) == {"gdp", "nfp", "snp", "dnp"}
@@ -70,10 +76,10 @@ def test_verify_passes_and_a_wrong_gradient_exits_with_1(folder, capsys, monkeyp
 
 
 @pytest.mark.distributed
-def test_plan_partition_explain_and_bench(folder, tmp_path, capsys):
+def test_plan_partition_explain_and_bench(folder, common, tmp_path, capsys):
     parts, saved = str(tmp_path / "parts"), str(tmp_path / "plan.json")
     assert cli.main(["partition", "--dataset", folder, "--ranks", "2", "--out", parts]) == 0
-    arguments = ["--dataset", folder, "--ranks", "2", "--partition", parts, *COMMON]
+    arguments = ["--dataset", folder, "--ranks", "2", "--partition", parts, *common]
     assert cli.main(["plan", *arguments, "--model", "gin", "--out", saved]) == 0
     assert cli.main(["explain", saved]) == 0
     assert "predicted per epoch" in capsys.readouterr().out

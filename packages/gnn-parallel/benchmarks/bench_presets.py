@@ -1,6 +1,6 @@
 """Which strategy wins where: plans for machines that are not at hand, as hidden size, feature width and hosts grow.
 
-    python packages/gnn-parallel/benchmarks/plan_presets.py [--nodes 100000] [--json FILE]
+    python packages/gnn-parallel/benchmarks/bench_presets.py [--nodes 100000] [--json FILE]
 
 Features are sharded. A cell names the cheapest strategy and how much slower data parallel over all ranks would be; "xH"
 stands for the strategy inside each of H hosts. Nothing is measured; presets state their assumptions. Takes about two

@@ -1,6 +1,6 @@
 """Planning for 64 ranks (8 hosts x 8) on a graph of 10 million nodes and 100 million edges: time and memory.
 
-    python packages/gnn-parallel/benchmarks/plan_scale.py [--nodes 10000000] [--json FILE]
+    python packages/gnn-parallel/benchmarks/bench_scale.py [--nodes 10000000] [--json FILE]
 
 Three layers of fanout 10, 1,024 seeds per rank, sharded features of 256 columns, a preset interconnect. Prints wall and
 CPU seconds of planning, peak memory of the process (the graph takes 0.5 GB of it), and the plan. Takes about three
