@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -18,7 +19,7 @@ from torch import nn
 
 from core_kernels.comm import Group
 from gnn_parallel.dry_run import BUDGET_SHARE
-from gnn_parallel.engine import Engine
+from gnn_parallel.engine import Batch, Engine
 from gnn_parallel.errors import PlanMismatchError, input_error
 from gnn_parallel.plan import Candidate, Plan
 from gnn_parallel.profile import left_as_it_is
@@ -80,8 +81,9 @@ def try_strategies(plan: Plan, model: nn.Module, group: Group, num_steps: int = 
         engine.close()
     quickest = [min(steps) for steps in seconds]
     winner = tried[quickest.index(min(quickest))]
-    # Other load on the machine only ever adds: the quickest step tells strategies apart, the median what a step takes.
-    typical = [statistics.median(steps) for steps in seconds]
+    # The first step also warms up, and other load on the machine only ever adds: the quickest step tells strategies
+    # apart, the lower median is what a step takes.
+    typical = [statistics.median_low(steps) for steps in seconds]
     took = torch.tensor([time.perf_counter() - started], dtype=torch.float64)
     settled = _calibrate(plan, dict(zip([(c.strategy, c.num_hosts) for c in tried], typical, strict=True)))
     return replace(
@@ -105,11 +107,11 @@ def _run_heats(engines: list[Engine], items: torch.Tensor, num_steps: int, budge
         Per engine the seconds of its steps on the slowest rank, the same on every rank.
     """
     seconds: list[list[float]] = [[] for _ in engines]
-    active = list(range(len(engines)))
-    for step in range(num_steps):
+    active, loaders = list(range(len(engines))), [engine.loader(items) for engine in engines]
+    for step in range(min(num_steps, engines[0].plan.steps_per_epoch)):
         if step >= _FEWEST_STEPS and sum(map(len, seconds)) + len(active) > budget:
             break
-        elapsed = torch.tensor([_time_step(engines[number], items, step) for number in active], dtype=torch.float64)
+        elapsed = torch.tensor([_time_step(engines[number], loaders[number]) for number in active], dtype=torch.float64)
         for number, value in zip(active, engines[0].group.all_reduce(elapsed, op="max", tag="planning"), strict=True):
             seconds[number].append(float(value))
         if step + 1 >= _FEWEST_STEPS:
@@ -139,9 +141,9 @@ def _calibrate(plan: Plan, measured: dict[tuple[str, int], float]) -> Plan:
     return replace(plan, candidates=tuple(candidates), fewer_ranks=fewer, calibration=common)
 
 
-def _time_step(engine: Engine, items: torch.Tensor, step: int) -> float:
+def _time_step(engine: Engine, loader: Iterator[Batch]) -> float:
     engine.group.barrier()
     started = time.perf_counter()
-    batch = engine.batch_at(items, step)
+    batch = next(loader)
     engine.backward(engine(batch).square().mean())
     return time.perf_counter() - started
