@@ -69,6 +69,8 @@ class TrainingData:
         """The feature matrix, in memory or mapped."""
         if isinstance(self.source, Tensor):
             return self.source
+        if not self.source.is_file():
+            raise input_error("features", str(self.source), "an existing .npy file", "check the path")
         # Copy-on-write, since torch wants memory it may write to; nothing ever is.
         return torch.from_numpy(np.load(self.source, mmap_mode="c"))
 

@@ -196,6 +196,7 @@ class VertexSplit(ProjectedSplit):
     def _named(self, maps: Mapping[str, nn.Linear], rows: Tensor | None) -> dict[str, Tensor]:
         if rows is None:
             return {}
+        rows = rows.float() if rows.dtype == torch.bfloat16 else rows  # compiled programs know no 16-bit numbers
         widths = [linear.out_features for linear in maps.values()]
         pieces = rows.split(widths, dim=1)
         return {

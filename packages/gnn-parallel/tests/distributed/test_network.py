@@ -59,7 +59,14 @@ def test_interfaces_carry_what_the_group_counts():
 
 
 def test_a_cell_of_the_grid_beats_data_parallel_on_a_slow_link():
-    small = {"hidden": (8,), "methods": ("random",), "caches": ("0%",), "num_nodes": 8000, "num_rounds": 3}
+    small = {
+        "hidden": (8,),
+        "methods": ("random",),
+        "caches": ("0%",),
+        "num_nodes": 8000,
+        "num_rounds": 3,
+        "measure_seconds": 10.0,
+    }
     grid = replace(Grid().only(100), **small)
     result = next(iter(run_grid(grid)))
     assert list(run_grid(grid, [result])) == []  # a finished cell is not run again

@@ -31,6 +31,7 @@ WRONG_PLANS = [
     ({"group_shape": "2x2"}, "group_shape", "'2x2'", "name the hosts"),
     ({"reuse": True}, "reuse", "True", "leave reuse out"),
     ({"placement": "disk"}, "features", "a tensor", "numpy.save"),
+    ({"placement": "disk", "features": "nowhere.npy"}, "features", "nowhere.npy", "check the path"),
     ({"num_clusters": 500}, "num_clusters", "500", "pass fewer clusters"),
     ({"num_trials": -1}, "num_trials", "-1", "pass 0 for none"),
     ({"num_steps": 0}, "num_steps", "0", "leave it out"),
