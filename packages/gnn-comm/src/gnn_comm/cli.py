@@ -15,6 +15,7 @@ from typing import Any
 from core_kernels.console import CheckFailedError, CommandLine, format_bytes, format_seconds, say, table
 from core_kernels.topology import PRESETS, Topology, TopologyError, pair_table
 from gnn_comm._version import __version__
+from gnn_comm.bench_cli import add_bench
 from gnn_comm.errors import GnnCommArgumentError, GnnCommError, PlanCheckError
 from gnn_comm.gradients import COMPRESSIONS
 from gnn_comm.layers import MODELS
@@ -24,8 +25,6 @@ from gnn_comm.planner import PLANNERS, plan
 from gnn_comm.sources import load_graph_data
 
 __all__ = ["main"]
-
-_BENCH_PAYLOADS = "1,4"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -116,18 +115,7 @@ def _add_running(cli: CommandLine) -> None:
     parser.add_argument("--quantize-rows", type=int, choices=(8, 4), help="bits per value of exchanged rows (lossy)")
     parser.add_argument("--compress-gradients", choices=COMPRESSIONS, help="compress parameter gradients (lossy)")
     parser.add_argument("--seed", type=int, default=0)
-    parser = cli.command(
-        "bench",
-        _bench,
-        "measure plans on shaped hosts (Linux, root)",
-        "gnn-comm bench --hosts 2x2 --rates 2000,200 --json",
-    )
-    parser.add_argument("--hosts", default="2x2", help="hosts x ranks, or ranks per host as 2+4 (default %(default)s)")
-    parser.add_argument("--rates", default="2000,200", help="Mbit/s inside a host, between hosts (default %(default)s)")
-    parser.add_argument("--payloads", default=_BENCH_PAYLOADS, help="MiB of own rows per rank (default %(default)s)")
-    parser.add_argument("--width", type=int, default=256, help="float32 values per row (default %(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="timed exchanges per scheme (default %(default)s)")
-    parser.add_argument("--planner", choices=PLANNERS[:-1], default="auto", help="planner (default %(default)s)")
+    add_bench(cli)
 
 
 _TOPOLOGY_HELP = f"preset ({', '.join(PRESETS)}, hosts<N>, <N>x<machine>), file, or auto (default)"
@@ -315,33 +303,3 @@ def _show_training(found: dict[str, Any]) -> None:
         )
     columns = ("planner", "epoch", "exchange", "sent", "loss", "test accuracy")
     table(f"{found['model']} on {found['dataset']}, {found['ranks']} ranks", columns, rows)
-
-
-def _bench(args: argparse.Namespace) -> dict[str, Any]:
-    from gnn_comm.bench import bench_hosts
-
-    local, link = (float(rate) for rate in args.rates.split(","))
-    payloads = [int(float(size) * 2**20) for size in args.payloads.split(",")]
-    found = bench_hosts(_hosts(args.hosts), local, link, payloads, args.width, args.repeats, args.planner)
-    rows = []
-    for result in found["results"]:
-        for direction in ("forward", "backward"):
-            entry = result[direction]
-            seconds = [format_seconds(entry[f"{name}_seconds"]) for name in ("p2p", "planned", "all_to_all")]
-            ratio = f"{entry['ratio_measured']:.2f} ({entry['ratio_model']:.2f})"
-            spent = entry["slow_link_bytes"] / max(entry["slow_link_bytes_minimum"], 1)
-            rows.append((f"{format_bytes(result['payload_bytes'])} {direction}", *seconds, ratio, f"{spent:.3f}"))
-    columns = ("payload per rank", "p2p", "planned", "all_to_all", "p2p / planned (model)", "slow bytes / minimum")
-    table(f"hosts {args.hosts}, {local:g} and {link:g} Mbit/s", columns, rows)
-    return found
-
-
-def _hosts(text: str) -> list[int]:
-    """Read ``2x4`` (hosts x ranks) or ``2+4`` (ranks of each host)."""
-    try:
-        if "x" in text:
-            count, ranks = (int(part) for part in text.split("x"))
-            return [ranks] * count
-        return [int(part) for part in text.split("+")]
-    except ValueError as error:
-        raise GnnCommArgumentError(f"hosts={text!r}: expected such as 2x4 or 2+4; pass hosts and ranks") from error

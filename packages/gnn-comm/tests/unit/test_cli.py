@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from gnn_comm.cli import _hosts, main
+from gnn_comm.bench_cli import read_hosts
+from gnn_comm.cli import main
 from gnn_comm.sources import load_graph_data
 
 
@@ -77,8 +78,8 @@ def test_wrong_input_is_one_line_and_code_2(capsys, argv, message):
 
 
 def test_hosts_are_read():
-    assert _hosts("2x4") == [4, 4]
-    assert _hosts("2+4") == [2, 4]
+    assert read_hosts("2x4") == [4, 4]
+    assert read_hosts("2+4") == [2, 4]
 
 
 def test_graph_sources(tmp_path):

@@ -1,0 +1,111 @@
+"""The sub-command ``gnn-comm bench``: exchanges or training epochs on shaped hosts."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from core_kernels.console import CommandLine, format_bytes, format_seconds, say, table
+from gnn_comm.bench import PAPER_SAVING, bench_hosts
+from gnn_comm.errors import GnnCommArgumentError
+from gnn_comm.layers import MODELS
+from gnn_comm.planner import PLANNERS
+
+__all__ = ["add_bench", "read_hosts"]
+
+_BENCH_PAYLOADS = "1,4"
+
+
+def add_bench(cli: CommandLine) -> None:
+    """Add the sub-command to a command line."""
+    parser = cli.command(
+        "bench",
+        _bench,
+        "measure plans on shaped hosts (Linux, root)",
+        "gnn-comm bench --hosts 2x2 --rates 2000,200 --json\n"
+        "gnn-comm bench --hosts 2x2,2x4,4x1 --rates 800,80 --payloads 1,2\n"
+        "gnn-comm bench --hosts 2x2 --rates 1000,100 --epoch gcn --dataset rmat:11",
+    )
+    parser.add_argument(
+        "--hosts", default="2x2", help="hosts x ranks, or ranks per host as 2+4; several by comma (default %(default)s)"
+    )
+    parser.add_argument("--rates", default="2000,200", help="Mbit/s inside a host, between hosts (default %(default)s)")
+    parser.add_argument("--payloads", default=_BENCH_PAYLOADS, help="MiB of own rows per rank (default %(default)s)")
+    parser.add_argument("--width", type=int, default=256, help="float32 values per row (default %(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="timed exchanges per scheme (default %(default)s)")
+    parser.add_argument("--planner", choices=PLANNERS[:-1], default="auto", help="planner (default %(default)s)")
+    parser.add_argument("--epoch", choices=MODELS, help="time epochs of this model instead of exchanges")
+    parser.add_argument("--dataset", default="rmat:11", help="graph of --epoch (default %(default)s)")
+
+
+def _bench(args: argparse.Namespace) -> dict[str, Any]:
+    local, link = (float(rate) for rate in args.rates.split(","))
+    machines = [read_hosts(text) for text in args.hosts.split(",")]
+    if args.epoch:
+        return _bench_epoch(args, machines[0], local, link)
+    payloads = [int(float(size) * 2**20) for size in args.payloads.split(",")]
+    runs = []
+    for hosts in machines:
+        runs.append(bench_hosts(hosts, local, link, payloads, args.width, args.repeats, args.planner))
+        _show_bench(runs[-1])
+    savings = {
+        key: sum(run[key] for run in runs) / len(runs)
+        for key in ("average_saving", "average_saving_model", "average_saving_limit")
+    }
+    say(
+        f"average saving {savings['average_saving']:.1%} of the time of straight messages (model "
+        f"{savings['average_saving_model']:.1%}; no plan can save more than {savings['average_saving_limit']:.1%}; "
+        f"the paper's average over its machines is {PAPER_SAVING:.1%})"
+    )
+    savings["paper_saving"] = PAPER_SAVING
+    return runs[0] | savings if len(runs) == 1 else {"machines": runs, **savings}
+
+
+def _show_bench(found: dict[str, Any]) -> None:
+    rows = []
+    for result in found["results"]:
+        for direction in ("forward", "backward"):
+            entry = result[direction]
+            ratio = f"{entry['ratio_measured']:.2f} ({entry['ratio_model']:.2f})"
+            spent = entry["slow_link_bytes"] / max(entry["slow_link_bytes_minimum"], 1)
+            pairs = [(entry[f"{name}_seconds"], entry[f"{name}_predicted_seconds"]) for name in ("p2p", "planned")]
+            seconds = [f"{format_seconds(got)} ({format_seconds(model)})" for got, model in pairs]
+            seconds.append(format_seconds(entry["all_to_all_seconds"]))
+            rows.append((f"{format_bytes(result['payload_bytes'])} {direction}", *seconds, ratio, f"{spent:.3f}"))
+    columns = (
+        "payload per rank",
+        "p2p (model)",
+        "planned (model)",
+        "all_to_all",
+        "p2p / planned (model)",
+        "slow bytes / minimum",
+    )
+    measured, hosts = found["measured"], "+".join(map(str, found["hosts"]))
+    table(f"hosts {hosts}, {found['local_rate_mbit']:g} and {found['link_rate_mbit']:g} Mbit/s", columns, rows)
+    rates = [f"{8e-6 * measured[f'{kind}_bytes_per_second']:.0f}" for kind in ("local", "link")]
+    latencies = [format_seconds(measured[f"{kind}_latency_seconds"]) for kind in ("local", "link")]
+    say(
+        f"measured with every rank at work: {' and '.join(rates)} Mbit/s of payload, {' and '.join(latencies)} "
+        f"per stage; planner {found['results'][0]['planner']}"
+    )
+
+
+def _bench_epoch(args: argparse.Namespace, hosts: list[int], local: float, link: float) -> dict[str, Any]:
+    from gnn_comm.epoch_bench import bench_epochs
+
+    found = bench_epochs(hosts, local, link, args.dataset, args.epoch, turns=args.repeats)
+    names = ("p2p_epoch_seconds", "planned_epoch_seconds", "speedup", "communication_share")
+    rows = [(name, f"{found[name]:.3f}") for name in names]
+    table(f"{args.epoch} on {args.dataset}, hosts {args.hosts}, {local:g} and {link:g} Mbit/s", ("", "value"), rows)
+    return found
+
+
+def read_hosts(text: str) -> list[int]:
+    """Read ``2x4`` (hosts x ranks) or ``2+4`` (ranks of each host)."""
+    try:
+        if "x" in text:
+            count, ranks = (int(part) for part in text.split("x"))
+            return [ranks] * count
+        return [int(part) for part in text.split("+")]
+    except ValueError as error:
+        raise GnnCommArgumentError(f"hosts={text!r}: expected such as 2x4 or 2+4; pass hosts and ranks") from error
