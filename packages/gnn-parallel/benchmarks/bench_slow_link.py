@@ -21,7 +21,7 @@ def main():
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     cells = []
-    for method, hidden, batch_size in (("random", 16, 1024), ("metis", 512, 512)):
+    for method, hidden, batch_size in (("random", 16, 1024), ("metis", 512, 128)):
         grid = Grid(
             hidden=(hidden,),
             methods=(method,),

@@ -112,6 +112,11 @@ def compare_grid(whole_group, problem, world_size, layers, partitions, options):
     return differences
 
 
+def partitions_of(world_size):
+    """Return the partitions to compare; a rank that owns nothing is tried among three ranks."""
+    return ("metis", "random", "empty") if world_size == 3 else ("metis", "random")
+
+
 def assert_all_below(results, tolerance):
     assert results[0]
     wrong = {cell: found for cell, found in results[0].items() if not found[0] <= tolerance}
@@ -120,13 +125,13 @@ def assert_all_below(results, tolerance):
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_grid_agrees_with_one_process_in_float64(four_ranks, problem, world_size):
-    results = four_ranks.run(compare_grid, problem, world_size, ONE_WAY_LAYERS, ("metis", "random", "empty"), {})
+    results = four_ranks.run(compare_grid, problem, world_size, ONE_WAY_LAYERS, partitions_of(world_size), {})
     assert_all_below(results, 1e-10)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_gcn_grid_agrees_with_one_process_in_float64(four_ranks, two_way_problem, world_size):
-    results = four_ranks.run(compare_grid, two_way_problem, world_size, ("gcn",), ("metis", "random", "empty"), {})
+    results = four_ranks.run(compare_grid, two_way_problem, world_size, ("gcn",), partitions_of(world_size), {})
     assert_all_below(results, 1e-10)
 
 
