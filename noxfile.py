@@ -25,7 +25,12 @@ TEST_PEERS = ("torch_geometric>=2.6", "torchmetrics>=1.4")
 EXTRAS = {CORE: "[data,partition,plot]"}
 # What `bench` runs for a package, each a program that takes --json FILE; all of them together take a few minutes.
 BENCHES = {
-    CORE: (["benchmarks/bench_ops.py", "run"], ["benchmarks/bench_layers.py"]),
+    CORE: (
+        ["benchmarks/bench_start.py"],
+        ["benchmarks/bench_ops.py", "run"],
+        ["benchmarks/bench_layers.py"],
+        ["benchmarks/bench_scale.py"],
+    ),
     "gnn-parallel": (["gnn-parallel", "bench", "--dataset", "movielens", "--ranks", "2"],),
     "gnn-comm": (["benchmarks/planner_quality.py", "--scale", "14"],),
     "gnn-eval": (["benchmarks/speed.py", "run"],),
@@ -148,10 +153,10 @@ def isolated(session: nox.Session, package: str) -> None:
 @nox.session
 @nox.parametrize("world_size", [1, 2, 4, 8])
 def distributed(session: nox.Session, world_size: int) -> None:
-    """Run the tests that start ranks, at one world size."""
-    install(session, *LEAVES, tools=TEST_TOOLS + TEST_PEERS)
+    """Prove every package exact on one number of ranks."""
+    install(session, *LEAVES, tools=TEST_TOOLS)
     session.env["SEXTET_WORLD_SIZES"] = str(world_size)
-    pytest(session, "-q", "-m", "distributed and not gpu", "packages")
+    pytest(session, "-q", "tests/test_world_sizes.py")
 
 
 @nox.session

@@ -21,13 +21,23 @@ from core_kernels._version import __version__
 from core_kernels.console import CommandLine, progress, say, table
 
 NUM_NODES, NUM_EDGES, WIDTH = 100_000, 2_000_000, 128
+#: Most microseconds of a call beyond its work.
+DISPATCH_GOALS = {"no autograd registered": 3.0, "autograd, no gradient": 7.0, "autograd, gradient": 12.0}
 
 
 class Comparison:
     """One question: our function, its peers, and the ratio that is asked of them."""
 
-    def __init__(self, name: str, ours: Callable[[], object], peers: dict[str, Callable[[], object]], goal: str):
-        self.name, self.ours, self.peers, self.goal = name, ours, peers, goal
+    def __init__(
+        self,
+        name: str,
+        ours: Callable[[], object],
+        peers: dict[str, Callable[[], object]],
+        goal: float | dict[str, float] | None = None,
+    ):
+        """Take ``goal``, the least time of a peer over ours: of every peer, of some by name, or of none."""
+        self.name, self.ours, self.peers = name, ours, peers
+        self.goals = goal if isinstance(goal, dict) else {} if goal is None else dict.fromkeys(peers, goal)
 
     def measure(self, repeats: int) -> dict:
         functions = {"ours": self.ours, **self.peers}
@@ -42,7 +52,7 @@ class Comparison:
         medians = {name: statistics.median(values) for name, values in seconds.items()}
         ours = medians.pop("ours")
         peers = {name: {"ms": value * 1e3, "peer_over_ours": value / ours} for name, value in medians.items()}
-        return {"op": self.name, "ours_ms": ours * 1e3, "peers": peers, "goal": self.goal}
+        return {"op": self.name, "ours_ms": ours * 1e3, "peers": peers, "goals": self.goals}
 
 
 def power_law_graph(generator: torch.Generator) -> Graph:
@@ -66,14 +76,15 @@ def aggregation(graph: Graph) -> list[Comparison]:
         "torch.sparse.mm CSR": lambda: torch.sparse.mm(matrix, x),
         "F.embedding_bag": lambda: torch.nn.functional.embedding_bag(indices, x, indptr[:-1], mode="sum"),
     }
+    goals = {"torch.sparse.mm CSR": 3.1, "F.embedding_bag": 1.0}
     return [
-        Comparison("spmm sum F=128", lambda: ops.spmm(graph, x), peers, "CSR >= 3.1x, embedding_bag >= 1x"),
-        Comparison("spmm sum F=128 out=", lambda: ops.spmm(graph, x, out=out), peers, "as above"),
+        Comparison("spmm sum F=128", lambda: ops.spmm(graph, x), peers, goals),
+        Comparison("spmm sum F=128 out=", lambda: ops.spmm(graph, x, out=out), peers, goals),
         Comparison(
             "sddmm dot F=128",
             lambda: ops.sddmm(graph, x, x),
             {"gather-multiply-sum": lambda: (x[indices] * x[destinations]).sum(1)},
-            ">= 10x",
+            10,
         ),
         softmax(graph, destinations),
     ]
@@ -90,7 +101,7 @@ def softmax(graph: Graph, destinations: torch.Tensor) -> Comparison:
             "PyG softmax (index)": lambda: pyg_softmax(logits, destinations, num_nodes=NUM_NODES),
             "PyG softmax (ptr)": lambda: pyg_softmax(logits, ptr=graph.indptr),
         }
-    return Comparison("segment softmax, 4 heads", lambda: ops.segment_softmax(graph, logits), peers, ">= 3x")
+    return Comparison("segment softmax, 4 heads", lambda: ops.segment_softmax(graph, logits), peers, 3)
 
 
 def sampling(graph: Graph, generator: torch.Generator) -> list[Comparison]:
@@ -107,7 +118,7 @@ def sampling(graph: Graph, generator: torch.Generator) -> list[Comparison]:
             graph.indptr, sources, seeds, fanouts, False, True
         )
     return [
-        Comparison("blocks, 1,024 seeds, 15-10-5", lambda: ops.sample_blocks(graph, seeds, fanouts), peers, ">= 20x"),
+        Comparison("blocks, 1,024 seeds, 15-10-5", lambda: ops.sample_blocks(graph, seeds, fanouts), peers, 20),
         Comparison(
             "relabel 455k keys",
             lambda: ops.unique_relabel(no_seeds, keys),
@@ -115,7 +126,7 @@ def sampling(graph: Graph, generator: torch.Generator) -> list[Comparison]:
                 "torch.unique (inverse)": lambda: torch.unique(keys, return_inverse=True),
                 "torch.unique": lambda: torch.unique(keys),
             },
-            ">= 2x",
+            2,
         ),
     ]
 
@@ -131,19 +142,17 @@ def rows(generator: torch.Generator) -> list[Comparison]:
             "gather 2M x 512 B, out=",
             lambda: ops.gather(x, index, out=out),
             {"copy_": lambda: out.copy_(other), "index_select out=": lambda: torch.index_select(x, 0, index, out=out)},
-            "copy_ >= 0.6x",
+            {"copy_": 0.6},
         ),
         Comparison(
             "unpack 50k x 512 B",
             lambda: ops.unpack_rows(target, places, small),
             {"index_copy_": lambda: target.index_copy_(0, places, small)},
-            "",
         ),
         Comparison(
             "scatter_add 2M rows",
             lambda: ops.scatter_add(out, index, NUM_NODES),
             {"index_add_": lambda: torch.zeros(NUM_NODES, WIDTH).index_add_(0, index, out)},
-            "",
         ),
     ]
 
@@ -167,7 +176,7 @@ def embedding(generator: torch.Generator) -> list[Comparison]:
         ops.fused_rowwise_adagrad_(weight, state, ids, offsets, grad, lr=0.01)
 
     peers = {"EmbeddingBag(sparse) + Adagrad": torch_step}
-    return [Comparison("embedding forward + fused row-wise Adagrad", our_step, peers, ">= 3x")]
+    return [Comparison("embedding forward + fused row-wise Adagrad", our_step, peers, 3)]
 
 
 def dispatch_overheads(calls: int = 20_000) -> dict[str, float]:
@@ -198,6 +207,14 @@ def dispatch_overheads(calls: int = 20_000) -> dict[str, float]:
     }
 
 
+def verdict(measured: float, goal: float | None) -> tuple[str, str]:
+    """Return how a goal reads and whether it holds; negative numbers are upper bounds."""
+    if goal is None:
+        return "", ""
+    text = f"<= {-goal:g}" if goal < 0 else f">= {goal:g}x"
+    return text, "holds" if measured >= goal else "FALLS SHORT"
+
+
 def run(args: argparse.Namespace) -> dict:
     warnings.filterwarnings("ignore")
     generator = torch.Generator().manual_seed(0)
@@ -220,14 +237,15 @@ def run(args: argparse.Namespace) -> dict:
             name,
             f"{peer['ms']:.2f}",
             f"{peer['peer_over_ours']:.2f}x",
-            result["goal"],
+            *verdict(peer["peer_over_ours"], result["goals"].get(name)),
         )
         for result in results
         for name, peer in result["peers"].items()
     ]
-    table("CPU milliseconds, medians", ("operator", "ours", "peer", "peer ms", "peer / ours", "goal"), lines)
+    table("CPU milliseconds, medians", ("operator", "ours", "peer", "peer ms", "peer / ours", "goal", "verdict"), lines)
     overheads = dispatch_overheads()
-    table("dispatch, microseconds", ("kind", "us"), [(kind, f"{value:.1f}") for kind, value in overheads.items()])
+    lines = [(kind, f"{value:.1f}", *verdict(-value, -DISPATCH_GOALS[kind])) for kind, value in overheads.items()]
+    table("dispatch, microseconds", ("kind", "us", "goal", "verdict"), lines)
     return {"threads": torch.get_num_threads(), "results": results, "dispatch_microseconds": overheads}
 
 

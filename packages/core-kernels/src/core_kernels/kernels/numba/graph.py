@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from core_kernels.kernels.numba._copy_loop import prefetch_row
+from core_kernels.kernels.numba._copy_loop import LINE_BYTES, prefetch_row
 
 __all__ = [
     "ID_BITS",
@@ -143,15 +143,24 @@ def expand_rows(indptr, out):
 def move_rows(indptr, indices, edge_ids, row_of_new, new_of_source, new_indptr, out_indices, out_ids):
     """Copy row ``row_of_new[i]`` to row ``i``, renaming its entries; ``out_ids`` gets their edge ids.
 
-    The names of a block of rows are asked for before the first is used: they are read at random.
+    Row pointers are asked for two blocks of rows before their use, rows one block, the names of their entries just
+    before: all of these are read at random.
     """
-    num_rows, names, item_bytes = row_of_new.shape[0], new_of_source.ctypes.data, new_of_source.itemsize
+    num_rows, names, name_bytes = row_of_new.shape[0], new_of_source.ctypes.data, new_of_source.itemsize
     for block in range(0, num_rows, _BLOCK_ROWS):
         stop = min(block + _BLOCK_ROWS, num_rows)
         for new_row in range(block, stop):
+            if new_row + 2 * _BLOCK_ROWS < num_rows:
+                row = row_of_new[new_row + 2 * _BLOCK_ROWS]
+                prefetch_row(indptr.ctypes.data + row * indptr.itemsize, 1, False)
+            if new_row + _BLOCK_ROWS < num_rows:
+                start = indptr[row_of_new[new_row + _BLOCK_ROWS]]
+                prefetch_row(indices.ctypes.data + start * indices.itemsize, 2 * LINE_BYTES, False)
+                if edge_ids is not None:
+                    prefetch_row(edge_ids.ctypes.data + start * edge_ids.itemsize, 4 * LINE_BYTES, False)
             start = indptr[row_of_new[new_row]]
             for k in range(new_indptr[new_row + 1] - new_indptr[new_row]):
-                prefetch_row(names + np.int64(indices[start + k]) * item_bytes, 1, False)
+                prefetch_row(names + np.int64(indices[start + k]) * name_bytes, 1, False)
         for new_row in range(block, stop):
             start, place = indptr[row_of_new[new_row]], new_indptr[new_row]
             for k in range(new_indptr[new_row + 1] - place):

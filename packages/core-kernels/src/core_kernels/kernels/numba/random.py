@@ -9,12 +9,16 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, uint64
 
+from core_kernels.kernels.numba._copy_loop import prefetch_row
+
 __all__ = ["absorb", "bounded", "hash_u64", "mix64", "row_key", "shuffle", "stream_key", "uniform"]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
 _S27, _S30, _S31, _S32, _S11 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32), np.uint64(11)
+#: Exchanges of a shuffle whose places are drawn ahead.
+_SHUFFLE_BLOCK = 64
 _TWO_TO_MINUS_53 = 1.0 / 9007199254740992.0
 
 
@@ -67,6 +71,14 @@ def uniform(bits):
 def shuffle(seed, step, layer, values):
     """Shuffle ``values`` in place: from the last place down, exchange with a random place not behind it."""
     stream = stream_key(seed, step, layer)
-    for last in range(values.shape[0] - 1, 0, -1):
-        chosen = bounded(absorb(row_key(stream, last), 0), last + 1)
-        values[last], values[chosen] = values[chosen], values[last]
+    chosen = np.empty(_SHUFFLE_BLOCK, np.int64)
+    for high in range(values.shape[0] - 1, 0, -_SHUFFLE_BLOCK):
+        low = max(high - _SHUFFLE_BLOCK, 0)
+        # The places of a block are asked for before the first exchange: they are read at random.
+        for last in range(high, low, -1):
+            place = np.int64(bounded(absorb(row_key(stream, last), 0), last + 1))
+            prefetch_row(values.ctypes.data + place * values.itemsize, 1, True)
+            chosen[high - last] = place
+        for last in range(high, low, -1):
+            place = chosen[high - last]
+            values[last], values[place] = values[place], values[last]
