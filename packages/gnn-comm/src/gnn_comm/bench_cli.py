@@ -11,7 +11,7 @@ from gnn_comm.errors import GnnCommArgumentError
 from gnn_comm.layers import MODELS
 from gnn_comm.planner import PLANNERS
 
-__all__ = ["add_bench", "read_hosts"]
+__all__ = ["add_bench", "read_hosts", "read_numbers"]
 
 _BENCH_PAYLOADS = "1,4"
 
@@ -39,11 +39,11 @@ def add_bench(cli: CommandLine) -> None:
 
 
 def _bench(args: argparse.Namespace) -> dict[str, Any]:
-    local, link = (float(rate) for rate in args.rates.split(","))
+    local, link = read_numbers("rates", args.rates, 2)
     machines = [read_hosts(text) for text in args.hosts.split(",")]
     if args.epoch:
         return _bench_epoch(args, machines[0], local, link)
-    payloads = [int(float(size) * 2**20) for size in args.payloads.split(",")]
+    payloads = [int(size * 2**20) for size in read_numbers("payloads", args.payloads)]
     runs = []
     for hosts in machines:
         runs.append(bench_hosts(hosts, local, link, payloads, args.width, args.repeats, args.planner))
@@ -101,7 +101,11 @@ def _bench_epoch(args: argparse.Namespace, hosts: list[int], local: float, link:
 
 
 def read_hosts(text: str) -> list[int]:
-    """Read ``2x4`` (hosts x ranks) or ``2+4`` (ranks of each host)."""
+    """Read ``2x4`` (hosts x ranks) or ``2+4`` (ranks of each host).
+
+    >>> read_hosts("2x4"), read_hosts("2+4")
+    ([4, 4], [2, 4])
+    """
     try:
         if "x" in text:
             count, ranks = (int(part) for part in text.split("x"))
@@ -109,3 +113,19 @@ def read_hosts(text: str) -> list[int]:
         return [int(part) for part in text.split("+")]
     except ValueError as error:
         raise GnnCommArgumentError(f"hosts={text!r}: expected such as 2x4 or 2+4; pass hosts and ranks") from error
+
+
+def read_numbers(option: str, text: str, count: int | None = None) -> list[float]:
+    """Read positive numbers separated by commas.
+
+    >>> read_numbers("rates", "2000,200", 2)
+    [2000.0, 200.0]
+    """
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) <= 0 or len(numbers) != (count or len(numbers)):
+        wanted = "positive numbers" if count is None else f"{count} positive numbers"
+        raise GnnCommArgumentError(f"{option}={text!r}: expected {wanted} separated by commas; pass such as 200,20")
+    return numbers

@@ -27,3 +27,5 @@ def test_two_hosts_of_two_ranks():
         assert entry["ratio_measured"] >= 0.75 * entry["ratio_model"]
         assert entry["planned_seconds"] < entry["p2p_seconds"]
         assert entry["planned_seconds"] < entry["all_to_all_seconds"]
+    assert 0 < found["measured"]["link_bytes_per_second"] < 1.1 * 25e6
+    assert 0.2 < found["average_saving_limit"] < 0.6

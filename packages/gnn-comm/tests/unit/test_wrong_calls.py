@@ -11,7 +11,7 @@ from core_kernels import Graph, datasets
 from core_kernels.comm import Group
 from core_kernels.topology import Link, Node, Topology
 from gnn_comm import Communicator, partition, plan
-from gnn_comm.bench_cli import read_hosts
+from gnn_comm.bench_cli import read_hosts, read_numbers
 from gnn_comm.gradients import GradientReducer
 from gnn_comm.layers import build_model
 from gnn_comm.sources import load_graph_data
@@ -45,6 +45,7 @@ CALLS = {
     "model": (lambda: build_model("cnn", 4, 8, 2), "model='cnn'", "gcn", "choose one"),
     "heads": (lambda: build_model("gat", 4, 10, 2), "hidden=10", "4 heads", "pass 12"),
     "hosts": (lambda: read_hosts("ax2"), "hosts='ax2'", "2x4", "pass hosts and ranks"),
+    "rates": (lambda: read_numbers("rates", "fast", 2), "rates='fast'", "2 positive numbers", "200,20"),
     "compress": (lambda: GradientReducer(Group.single(), "zip"), "compress='zip'", "casq", "choose one"),
     "bits": (lambda: alone(quantize_bits=3), "quantize_bits=3", "8 or 4", "choose one"),
     "ranks": (lambda: Communicator(plan(split(), TWO), Group.single()), "2 devices", "1 ranks", "start 2 ranks"),

@@ -173,7 +173,7 @@ def _uplink_rates(topology: Topology) -> tuple[np.ndarray, np.ndarray]:
                 out_rate[place[a]] += link.bytes_per_second
             if b in place:
                 in_rate[place[b]] += link.bytes_per_second
-    # A host without links of its own sends nothing; the largest number keeps its share at zero.
+    # A host without links of its own sends nothing; an infinite rate keeps its share at zero.
     return np.where(out_rate > 0, out_rate, np.inf), np.where(in_rate > 0, in_rate, np.inf)
 
 
