@@ -96,7 +96,7 @@ def train_elastically(folder: Path, grows: bool) -> tuple[list[float], list[dict
         sys.exit(f"workers ended with {codes}; read what they printed")
     losses = {}
     for path in folder.glob("w*.jsonl"):
-        for line in map(json.loads, path.open()):
+        for line in map(json.loads, path.read_text().splitlines()):
             losses[line["step"]] = losses.get(line["step"], 0.0) + line["loss"]
     return [losses[step] for step in sorted(losses)], read_events(job.events)
 

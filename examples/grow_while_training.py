@@ -70,7 +70,7 @@ def train(folder: Path, grows: bool) -> tuple[LocalJob, list[dict]]:
         codes = job.wait(100)
     if any(codes.values()):
         sys.exit(f"workers ended with {codes}; read what they printed")
-    return job, [json.loads(line) for path in sorted(folder.glob("w*.jsonl")) for line in path.open()]
+    return job, [json.loads(line) for path in sorted(folder.glob("w*.jsonl")) for line in path.read_text().splitlines()]
 
 
 def losses(lines: list[dict]) -> list[float]:
