@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from core_kernels.console import CheckFailedError, CommandLine, emit, progress, say, table
+from core_kernels.errors import argument_error
 
 __all__ = ["add_compile", "add_doctor"]
 
@@ -33,6 +34,10 @@ def _compile(args: argparse.Namespace) -> dict[str, Any]:
     from core_kernels.kernels.cuda.compiler import compiler_version, find_compiler
 
     architectures = [arch.strip() for arch in args.arch.split(",") if arch.strip()]
+    if not architectures:
+        raise argument_error("--arch", args.arch, "at least one architecture", "pass for example sm_90")
+    if args.report and Path(args.report).is_dir():
+        raise argument_error("--report", args.report, "a file, not a folder", "add a file name")
     started = time.perf_counter()
     total = len(report.compile_groups()) * len(architectures)
     with progress(f"compiling with {compiler_version()}", total) as advance:
