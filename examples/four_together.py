@@ -82,7 +82,7 @@ def work(folder: Path) -> None:
 def train_elastically(folder: Path, grows: bool) -> tuple[list[float], list[dict]]:
     """Run the job; returns the loss of every global batch and the job's events."""
     folder.mkdir()
-    environment = {"OMP_NUM_THREADS": "1"}
+    environment = {"OMP_NUM_THREADS": "1", "ELASTIC_TRAIN_LEASE_SECONDS": "10"}
     with LocalJob([__file__, "--work", str(folder)], folder, environment=environment) as job:
         job.scale_out(1)
         if grows:

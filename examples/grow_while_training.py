@@ -58,7 +58,7 @@ def work(folder: Path) -> None:
 
 def train(folder: Path, grows: bool) -> tuple[LocalJob, list[dict]]:
     """Run a job to its end; returns it and the lines of all workers."""
-    environment = {"OMP_NUM_THREADS": "1"}
+    environment = {"OMP_NUM_THREADS": "1", "ELASTIC_TRAIN_LEASE_SECONDS": "10"}
     with LocalJob([__file__, "--work", str(folder)], folder, environment=environment) as job:
         job.scale_out(1)
         if grows:

@@ -122,8 +122,9 @@ def test_recsys_embed_equals_embedding_bags_bit_by_bit(pool):
 
 def test_autopar_plans_train_as_one_device(pool):
     import autopar
+    from autopar import models
 
-    graph = autopar.trace(*autopar.models.mlp())
+    graph = autopar.trace(*models.mlp())
     frontier = autopar.search(graph, autopar.Cluster.preset("loopback-cpu", num_devices=pool[1]), [(pool[1],)])
     for plan in (frontier.mini_time(), frontier.min_memory()):
         found = autopar.verify("autopar.models:mlp", plan, num_steps=2)
