@@ -4,7 +4,9 @@
 
 Graphs: ids shuffled, in-degree 19, a share of the edges inside communities of 200 to 2,000 nodes, the others to any
 node. Blocks have 2,000 destinations. ``planted`` is the order of the planted communities themselves, which no order can
-be expected to beat. ``auto`` tells whether clustering would be skipped. About 1 minute.
+be expected to beat but by letting blocks end where communities end. ``auto tries``: whether a sample makes ``auto``
+compute an order, for the graph as it is and when its nodes are in cluster order already; what ``auto`` has computed it
+still drops if sampled blocks gain less than 5 %. About 1 minute.
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         rows,
     )
     bad = [f for f in found if f["inside"] == 0.8 and f["cluster"] > 0.3]
-    bad += [f for f in found if f["is_tried"] != (f["inside"] > 0) or f["is_tried_again"]]
+    bad += [f for f in found if f["is_tried"] != (f["inside"] > 0)]
     if bad:
         raise CheckFailedError(f"{len(bad)} graphs: over 0.30 of random order, or a wrong guess", {"graphs": found})
     return {"graphs": found}

@@ -7,7 +7,7 @@ The baseline is a loop over ranges of destinations that indexes a ``numpy.memmap
 the same kernels, also with the map told that access is random (``MADV_RANDOM``), which no reader of files does by
 itself; as it would take many minutes, it is timed on some ranges taken evenly and scaled up. Bytes are ``read_bytes``
 of ``/proc/self/io``, which leaves out what the page cache gave. Needs permission to make a control group, 6 GB of disk
-and about 4 minutes.
+and 5 to 10 minutes.
 
 ``resume``: a run of a smaller graph is killed at random instants again and again and resumed; its result is compared
 byte by byte, and the rows computed after each kill are counted. About 2 minutes. ``some``: edges computed for 1 % of

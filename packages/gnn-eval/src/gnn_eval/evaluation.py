@@ -42,8 +42,12 @@ def evaluate(
             :class:`gnn_eval.StoredGraph`.
         nodes: Ids, a mask, or a dict of these by node type; only what these need is computed, and rows come back in
             the order asked. ``None``: all nodes.
-        memory: Bytes this call may use beyond its inputs, a number or text such as ``"2GB"``. ``None``: blocks of a
-            size that suits the cache, no limit.
+        memory: Bytes by which the run may raise the memory of this process above that at its start, a number or text
+            such as ``"2GB"``: blocks, what is held between layers, edges sorted by destination, and the result unless
+            it goes to a file. Inputs in memory and pages of mapped files do not count, nor do libraries loaded and
+            kernels compiled on first use. From 64 MiB on, blocks are sized by measurement too; below, by the memory
+            model alone. What depends on structure alone is evaluated as a whole before blocks are sized. ``None``:
+            blocks of a size that suits the cache, no limit.
         order: ``"auto"``, ``"natural"``, ``"cluster"``, ``"rcm"`` or ``"metis"``: the sequence in which nodes are
             computed; it never shows in the result.
         store: ``"ram"``, or a directory for what is stored between layers.

@@ -28,10 +28,10 @@ __all__ = ["ORDERS", "choose_order", "cluster_order", "gain_is_likely", "num_sou
 ORDERS = ("auto", "natural", "cluster", "rcm", "metis")
 _DEFAULT_CLUSTER = 2048
 _MIN_GAIN = 0.05
-_SAMPLED_BLOCKS = 8
+_SAMPLED_BLOCKS = 16
 _PASSES = 6
 _PACKED_TOGETHER = 64
-_GROWN_CLUSTERS = 4
+_GROWN_CLUSTERS = 12
 
 
 def choose_order(

@@ -12,14 +12,15 @@ from gnn_eval.containers import takes_graph
 from gnn_eval.errors import EvaluationArgumentError, UnsupportedModelError
 from gnn_eval.frontends import export, opaque, vertex
 from gnn_eval.frontends.diagnosis import name_the_operator
-from gnn_eval.lowering import lower
+from gnn_eval.lowering import StageProgram, lower
 from gnn_eval.model_call import ModelCall, bind_call
 from gnn_eval.model_state import state_of
 from gnn_eval.plan import Compiled, Plan
+from gnn_eval.program import Program
 from gnn_eval.registry import spec_of
 from gnn_eval.simplify import simplify
 from gnn_eval.stages import Levels, later_uses
-from gnn_eval.storage import choose_stored
+from gnn_eval.storage import choose_stored, cost_of
 from gnn_eval.typing_rules import assign_types
 from gnn_eval.verify import full_forward, subgraph_call, verify_call
 
@@ -125,4 +126,26 @@ def _plan_program(program: Any, skeleton: Any, frontend: str) -> Compiled:
     assign_types(program)
     levels = Levels(program)
     stored = choose_stored(program, later_uses(program, levels))
+    stored = _without_needless(program, levels, stored)
     return Compiled(program, lower(program, levels, stored), stored, skeleton, frontend)
+
+
+def _without_needless(program: Program, levels: Levels, stored: set[str]) -> set[str]:
+    """Return the stored values without those that are cheaper to make again, by the cost of the lowered stages.
+
+    The minimum cut charges a value that also leads to source rows as if it were made again there; where it is only read
+    at a block's own rows, its stages tell better.
+    """
+    stages = lower(program, levels, stored)
+    for name in sorted(stored - set(program.outputs)):
+        loads = [step for stage in stages for step in stage.loads() if step.name == name]
+        if not loads or any(step.rows.kind != "range" for step in loads):
+            continue
+        others = lower(program, levels, stored - {name})
+        if _num_edge_steps(others) == _num_edge_steps(stages) and cost_of(program, others) < cost_of(program, stages):
+            stored, stages = stored - {name}, others
+    return stored
+
+
+def _num_edge_steps(stages: list[StageProgram]) -> int:
+    return sum(step.action not in ("load", "apply") for stage in stages for step in stage.steps)

@@ -16,6 +16,8 @@ minimum cut replaces it here.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
@@ -24,7 +26,10 @@ from gnn_eval.patterns import gather_of, reduction_of
 from gnn_eval.program import Program, Value
 from gnn_eval.stages import LaterUse, is_computed
 
-__all__ = ["EXPECTED_REPEATS", "choose_stored", "work_of"]
+if TYPE_CHECKING:
+    from gnn_eval.lowering import StageProgram
+
+__all__ = ["EXPECTED_REPEATS", "choose_stored", "cost_of", "work_of"]
 
 EXPECTED_REPEATS = 4
 """How often a source row is read over all batches of a stage, as long as nothing better is known."""
@@ -78,6 +83,20 @@ def choose_stored(program: Program, uses: list[LaterUse], repeats: int = EXPECTE
         if use.name in place:
             connect(place[use.name] + 1, 1, _UNCUTTABLE)
     return _cut(edges, place, program)
+
+
+def cost_of(program: Program, stages: list[StageProgram], repeats: int = EXPECTED_REPEATS) -> int:
+    """Return the bytes loaded, stored and worth the work of lowered stages, per row."""
+    total = 0
+    for stage in stages:
+        total += sum(program[name].row_bytes() for name in stage.results)
+        for step in stage.steps:
+            value, times = program[step.name], repeats if step.rows.kind == "source" else 1
+            if step.action == "apply":
+                total += work_of(program, value) * times
+            elif step.action == "load" and not value.type.static:
+                total += value.row_bytes() * times
+    return total
 
 
 def _is_origin(program: Program, value: Value) -> bool:

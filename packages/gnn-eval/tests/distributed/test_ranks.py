@@ -35,14 +35,52 @@ def evaluate_on_rank(group):
     return whole, some, plan.last_report.num_edges
 
 
-def test_ranks_agree_with_the_full_forward():
+def evaluate_on_disk(group, place):
+    import gnn_eval
+    from gnn_eval.engine import Engine
+
+    graph = gnn_eval.StoredGraph(f"{place}/graph")
+    plan = gnn_eval.compile(Sums(), graph.example(Sums()))
+    options = {"group": group, "batch_rows": 9, "fuse": False, "store": f"{place}/work", "out": f"{place}/out.npy"}
+    whole = plan.run(graph, **options).clone()
+    all_rows = sum(stage.rows for stage in plan.last_report.stages)
+    write, calls = Engine._write, []
+
+    def dies(self, *args):
+        calls.append(1)
+        if len(calls) == 4 + group.rank:
+            raise KeyboardInterrupt
+        return write(self, *args)
+
+    Engine._write = dies
+    try:
+        plan.run(graph, **options)
+        died = False
+    except KeyboardInterrupt:
+        died = True
+    finally:
+        Engine._write = write
+    resumed = plan.run(graph, resume=True, **options)
+    left = sum(stage.rows for stage in plan.last_report.stages)
+    return whole, resumed.clone(), died, all_rows, left
+
+
+def test_ranks_agree_with_the_full_forward(tmp_path):
+    import gnn_eval
     from core_kernels.testing import RankPool
 
     with RankPool(2) as pool:
         results = pool.run(evaluate_on_rank)
+        gnn_eval.convert(dict(zip(("x", "edge_index"), _data(), strict=True)), tmp_path / "graph", "cluster", 20)
+        on_disk = pool.run(evaluate_on_disk, str(tmp_path))
     with torch.no_grad():
         expected = Sums()(*_data())
     for whole, some, _ in results:
         assert torch.equal(whole, expected)
         assert torch.equal(some, expected[::4])
     assert all(edges > 0 for _, _, edges in results)
+    for whole, resumed, died, all_rows, left in on_disk:
+        assert torch.equal(whole, expected)
+        assert torch.equal(resumed, expected)
+        assert died
+        assert left <= all_rows - 3 * 9

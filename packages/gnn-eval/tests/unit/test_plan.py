@@ -11,9 +11,10 @@ from torch import nn
 
 import gnn_eval
 from gnn_eval.cli import main
+from gnn_eval.estimate import mean_aggregation
 from gnn_eval.lowering import Rows
 from gnn_eval.memory import measure_stage
-from gnn_eval.order import cluster_order, num_source_rows
+from gnn_eval.order import cluster_order, gain_is_likely, num_source_rows
 
 
 def test_one_stage_per_source_gather(make_graph):
@@ -41,6 +42,27 @@ def test_a_narrowing_layer_runs_before_the_cut(make_graph):
     stored = {size for stage in narrowing.stages for _, size in stage.stores}
     assert stored == {10 * 0 + 64 * 4, 2 * 4}
     assert [size for _, size in narrowing.stages[1].stores] == [8]
+
+
+def test_what_is_read_once_is_made_again_rather_than_stored():
+    model, data = mean_aggregation(64, 64, 64, 3)
+    plan = gnn_eval.compile(model, data)
+    assert [stage.level for stage in plan.stages] == [1, 2, 3]
+    assert [size for stage in plan.stages for _, size in stage.stores] == [256, 256, 256]
+
+
+def test_a_plan_from_counts_alone(capsys):
+    papers = ["--nodes", "111059956", "--edges", "1615685872", "--width", "128", "--memory", "16GB"]
+    assert main(["plan", *papers, "--json"]) == 0
+    far = json.loads(capsys.readouterr().out)
+    assert main(["plan", *papers, "--source-share", "0.1", "--json"]) == 0
+    near = json.loads(capsys.readouterr().out)
+    for found in (far, near):
+        assert found["disk_bytes"] == 2 * 111059956 * 128 * 4
+        assert all(stage["peak_bytes"] <= 16e9 and stage["blocks"] > 1 for stage in found["stages"])
+        assert found["seconds"] > 0
+    # Features are read at least once, and locality makes reads fewer.
+    assert far["stages"][0]["read_bytes"] > near["stages"][0]["read_bytes"] > 111059956 * 128 * 4
 
 
 def test_memory_model_bounds_what_is_live(sum_net, make_graph):
@@ -84,6 +106,23 @@ def test_cluster_order_reads_fewer_rows_on_communities():
     assert found.sort().values.equal(torch.arange(num_nodes))
     random = num_source_rows(indptr, columns, torch.arange(num_nodes), 1000)
     assert num_source_rows(indptr, columns, found, 1000) < 0.5 * random
+    assert gain_is_likely(indptr, columns, 1000)
+    shuffled = torch.randint(num_nodes, columns.shape, generator=generator)
+    assert not gain_is_likely(indptr, shuffled, 1000)
+
+
+def test_blocks_end_where_clusters_end():
+    sizes = [700, 500, 600, 300, 400, 500]  # two blocks of 1,000 and one more, if well packed
+    nodes = torch.randperm(3000, generator=torch.Generator().manual_seed(0))
+    cluster = torch.repeat_interleave(torch.arange(6), torch.tensor(sizes))
+    first = torch.tensor([0, *sizes]).cumsum(0)[:-1]
+    targets = torch.arange(3000).repeat_interleave(12)
+    spread = torch.randint(2**20, targets.shape, generator=torch.Generator().manual_seed(1))
+    sources = first[cluster[targets]] + spread % torch.tensor(sizes)[cluster[targets]]
+    order = nodes[targets].argsort(stable=True)
+    indptr, columns = torch.arange(3001) * 12, nodes[sources][order].contiguous()
+    found = cluster_order(indptr, columns, 2000, 1000)
+    assert num_source_rows(indptr, columns, found, 1000) <= 3000
 
 
 APP = """
