@@ -9,6 +9,7 @@ from core_kernels.console import CommandLine, format_bytes, format_seconds, say,
 from gnn_comm.bench import PAPER_SAVING, bench_hosts
 from gnn_comm.errors import GnnCommArgumentError
 from gnn_comm.layers import MODELS
+from gnn_comm.partitioning import METHODS
 from gnn_comm.planner import PLANNERS
 
 __all__ = ["add_bench", "read_hosts", "read_numbers"]
@@ -24,7 +25,7 @@ def add_bench(cli: CommandLine) -> None:
         "measure plans on shaped hosts (Linux, root)",
         "gnn-comm bench --hosts 2x2 --rates 2000,200 --json\n"
         "gnn-comm bench --hosts 2x2,2x4,4x1 --rates 800,80 --payloads 1,2\n"
-        "gnn-comm bench --hosts 2x2 --rates 1000,100 --epoch gcn --dataset rmat:11",
+        "gnn-comm bench --hosts 2x2 --rates 1000,100 --epoch gcn --dataset rmat:13 --method random",
     )
     parser.add_argument(
         "--hosts", default="2x2", help="hosts x ranks, or ranks per host as 2+4; several by comma (default %(default)s)"
@@ -36,6 +37,9 @@ def add_bench(cli: CommandLine) -> None:
     parser.add_argument("--planner", choices=PLANNERS[:-1], default="auto", help="planner (default %(default)s)")
     parser.add_argument("--epoch", choices=MODELS, help="time epochs of this model instead of exchanges")
     parser.add_argument("--dataset", default="rmat:11", help="graph of --epoch (default %(default)s)")
+    parser.add_argument(
+        "--method", choices=METHODS[:-1], default="hierarchical", help="partition of --epoch (default %(default)s)"
+    )
 
 
 def _bench(args: argparse.Namespace) -> dict[str, Any]:
@@ -93,7 +97,7 @@ def _show_bench(found: dict[str, Any]) -> None:
 def _bench_epoch(args: argparse.Namespace, hosts: list[int], local: float, link: float) -> dict[str, Any]:
     from gnn_comm.epoch_bench import bench_epochs
 
-    found = bench_epochs(hosts, local, link, args.dataset, args.epoch, turns=args.repeats)
+    found = bench_epochs(hosts, local, link, args.dataset, args.epoch, turns=args.repeats, method=args.method)
     names = ("p2p_epoch_seconds", "planned_epoch_seconds", "speedup", "communication_share")
     rows = [(name, f"{found[name]:.3f}") for name in names]
     table(f"{args.epoch} on {args.dataset}, hosts {args.hosts}, {local:g} and {link:g} Mbit/s", ("", "value"), rows)
