@@ -166,7 +166,9 @@ class _Planner:
             counting_seconds=counting_seconds,
             fewer_ranks=self._price_fewer_ranks(workload, interconnect, runs[0], chosen),
         ).with_data(data)
-        if self.num_trials and self.measure and self.group is not None and self.strategy == "auto":
+        may_try = self.measure and self.group is not None and self.group.size > 1 and self.strategy == "auto"
+        if self.num_trials and may_try:
+            assert self.group is not None
             plan = try_strategies(plan, self.model, self.group, self.num_trials)
         return replace(plan, planning_seconds=time.perf_counter() - started).with_data(data)
 
@@ -298,7 +300,11 @@ class _Planner:
                 fewer.sample(1)
             except ArgumentError:  # the interconnect says nothing about so few ranks
                 continue
-            able = [c for c in fewer.candidates(self.memory_bytes) if not c.reason]
+            able = [
+                c
+                for c in fewer.candidates(self.memory_bytes)
+                if not c.reason and (num_ranks > 1 or c.strategy == "gdp")
+            ]
             found += [min(able, key=lambda candidate: candidate.predicted_seconds)] if able else []
         return tuple(found)
 

@@ -1,8 +1,8 @@
 """Measures how fast this machine does what a step consists of, on the workload's own batches.
 
 Every rate is a time divided by the counted work behind it. All ranks of a group measure at the same time, so that ranks
-that share cores or memory bandwidth see each other's load; how much of it is sharing cores shows in the processor time
-they used, and is kept apart as *contention*.
+that share cores or memory bandwidth see each other's load. How much of it is sharing cores shows in the processor time
+they use, compared with one rank alone, and is kept apart as *contention*.
 """
 
 from __future__ import annotations
@@ -149,11 +149,14 @@ class _Bench:
         )
         owner, parts = self.data.owner[sources.long()], self.data.partition.num_parts
         split_seconds, _ = self._time(lambda: split_by_source_owner(indptr, sources, owner, parts))
-        used = time.process_time()
-        started = time.perf_counter()
-        step_seconds, _ = self._time(lambda: self._step(blocks, destinations, table, indptr, local))
-        # Seconds that passed over seconds this rank was computing: how many ranks a core had to serve.
-        contention = max(1.0, (time.perf_counter() - started) / max(time.process_time() - used, 1e-9))
+
+        def step() -> None:
+            self._step(blocks, destinations, table, indptr, local)
+
+        used, started = time.process_time(), time.perf_counter()
+        step_seconds, _ = self._time(step)
+        together = (time.perf_counter() - started) / max(time.process_time() - used, 1e-9)
+        contention = max(1.0, together / self._stretch_alone(step))
         projected = getattr(self.layer, "projected_width", self.layer.output_width)
         row_bytes = max(1, rows.numel() * element)
         upper = max(0.0, step_seconds - read_seconds - project_seconds)
@@ -166,6 +169,17 @@ class _Bench:
             upper,
         ]
         return [*(rate / contention for rate in rates), disk, contention]
+
+    def _stretch_alone(self, part: Callable[[], object]) -> float:
+        """Return how long a part takes over the processor time it uses, on rank 0 while the other ranks wait."""
+        self.group.barrier()
+        stretch = torch.ones(1, dtype=torch.float64)
+        if self.group.rank == 0:
+            used, started = time.process_time(), time.perf_counter()
+            for _ in range(_MIN_REPEATS):
+                part()
+            stretch[0] = (time.perf_counter() - started) / max(time.process_time() - used, 1e-9)
+        return max(float(self.group.broadcast(stretch, tag="planning")), 1e-9)
 
     def _time(self, part: Callable[[], T]) -> tuple[float, T]:
         """Run once to warm up, then on the clock; returns the median and the last result."""
