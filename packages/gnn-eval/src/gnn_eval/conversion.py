@@ -80,7 +80,9 @@ def convert(
         kinds["edge_inputs" if per_edge else "node_inputs"].append(name)
         copy_rows(rows, directory / f"{name}.npy", edge_ids if per_edge else nodes)
     schema, version = GRAPH_SCHEMA
-    manifest = {"schema": schema, "version": version, "num_nodes": num_nodes, "num_edges": num_edges, **kinds}
+    halves = [name for name, rows in stores.items() if rows.read_range(0, 0).dtype == torch.bfloat16]
+    counts = {"num_nodes": num_nodes, "num_edges": num_edges}
+    manifest = {"schema": schema, "version": version, **counts, **kinds, "bfloat16": halves}
     (directory / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     return StoredGraph(directory)
 

@@ -195,4 +195,5 @@ def deliver(
         copy_rows(rows, path, ids, (memory_bytes or _DELIVERED_BYTES) // 4).close()
     if group is not None:
         group.barrier()
-    return torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
+    mapped = torch.from_numpy(np.load(path, mmap_mode="c", allow_pickle=False))
+    return mapped.view(rows.read_range(0, 0).dtype)

@@ -56,6 +56,7 @@ class StoredGraph:
             )
         self.num_nodes, self.num_edges = manifest["num_nodes"], manifest["num_edges"]
         self.node_inputs, self.edge_inputs = manifest["node_inputs"], manifest["edge_inputs"]
+        self._halves: list[str] = manifest.get("bfloat16", [])
         self.indptr = torch.from_numpy(np.load(self.directory / "indptr.npy", allow_pickle=False))
         self.node_of_row = self.row_of_node = None
         if (self.directory / "perm.npy").exists():
@@ -71,7 +72,7 @@ class StoredGraph:
 
     def rows(self, name: str) -> DiskRows:
         """Return the rows of an input or of ``indices``."""
-        return DiskRows(self.directory / f"{name}.npy")
+        return DiskRows(self.directory / f"{name}.npy", torch.bfloat16 if name in self._halves else None)
 
     def edge_index(self, stop: int | None = None) -> Tensor:
         """Return int64 ``[2, edges]`` of the first ``stop`` destinations, with rows and in the order of the files."""

@@ -143,6 +143,22 @@ def test_a_graph_in_cluster_order_shows_no_other_ids(sum_net, make_graph, tmp_pa
     assert np.array_equal(np.load(tmp_path / "out.npy"), expected.numpy())
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_features_of_other_dtypes_and_shapes(make_graph, tmp_path, dtype):
+    class Sums(torch.nn.Module):
+        def forward(self, x, edge_index):
+            return torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]]) + x
+
+    x, edges = make_graph(100, 400)
+    for shape in ((100,), (100, 2, 5)):
+        rows = x[:, : 10 if len(shape) > 1 else 1].reshape(shape).to(dtype)
+        graph = gnn_eval.convert({"x": rows, "edge_index": edges}, tmp_path / "graph", "cluster", 20)
+        plan = gnn_eval.compile(Sums(), graph.example(Sums()), verify=False)
+        out = tmp_path / "out.npy"
+        found = plan.run(graph, store=tmp_path / "work", out=out, batch_rows=30, fuse=False)
+        assert torch.equal(found, Sums()(rows, edges))
+
+
 def test_a_request_for_other_nodes_is_not_resumed(sum_net, make_graph, tmp_path):
     data = make_graph()
     plan = gnn_eval.compile(sum_net, data)
