@@ -47,7 +47,7 @@ WRONG_CALLS = {
     "source out of range": (lambda: run((X, EDGES + 1000)), "edge_index[0]", "outside [0, 12)", "missing rows"),
     "negative id": (lambda: run((X, EDGES - 12)), "edge_index[0]", "outside [0, 12)", "pass ids"),
     "weights of another length": (lambda: run((X, EDGES, torch.ones(29))), "edge_weight", "29 rows", "each edge"),
-    "width": (lambda: run(model=Wide()), "Wide", "12x10", "shapes of the inputs"),
+    "width": (lambda: run(model=Wide()), "Wide", "9x3", "shapes of the inputs"),
     "weights without an argument": (
         lambda: run((X, weighted_adjacency()), nn.Identity()),
         "edge_weight",
