@@ -82,34 +82,13 @@ def sum_rows(
         out.zero_()
     partial = None if atomic else tasks.partial(width, accumulator(x.dtype), device)
     dst_scale = as_scale(dst_scale, x.dtype)
+    scales = (as_scale(src_scale, x.dtype), dst_scale)
+    arrays = (indptr, indices, edge_ids, x, weight, *scales, tasks.order, tasks.chunk_start, row_ids, partial, out)
+    sizes = (tasks.num_rows, tasks.max_chunks, width, heads, lanes.columns, lanes.size)
     launch_threads(
         _SUM.instance(x.dtype, index.dtype, vec=vec),
         tasks.num_tasks * lanes.size,
-        (
-            indptr,
-            indices,
-            edge_ids,
-            x,
-            weight,
-            as_scale(src_scale, x.dtype),
-            dst_scale,
-            tasks.order,
-            tasks.chunk_start,
-            row_ids,
-        )
-        + (
-            partial,
-            out,
-            tasks.num_rows,
-            tasks.max_chunks,
-            width,
-            heads,
-            lanes.columns,
-            lanes.size,
-            mean,
-            accumulate,
-            atomic,
-        ),
+        (*arrays, *sizes, mean, accumulate, atomic),
         device,
         lanes.tiles if width else 0,
     )
