@@ -24,6 +24,8 @@ __all__ = ["Crossings", "UnitGroups", "cross_hosts", "group_units"]
 
 _NEVER = np.iinfo(np.int64).max
 _SLACK = 1.02
+_MAX_DETOUR_DEVICES = 64
+"""Beyond, rows leave from devices that have them and land on readers only: looking at all pairs takes too long."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,8 @@ def cross_hosts(
     found = []
     out_rate, in_rate = _uplink_rates(topology)
     routes, seconds_per_byte = topology.routes, 1.0 / topology.resource_bytes_per_second
-    num_used = 0
+    num_used, is_sent = 0, np.zeros(len(unit), bool)
+    detours = num_devices <= _MAX_DETOUR_DEVICES
     for k in range(most_stages if len(unit) else 0):
         num_left = max(num_stages - k, 1)
         left = num_bytes[unit[waiting]]
@@ -143,13 +146,14 @@ def cross_hosts(
         now = waiting if num_left == 1 else waiting[planned[waiting] <= k]
         transfers, sent = np.zeros((2 * len(now), 4), np.int64), np.zeros(len(now), bool)
         count = _choose_gateways(
-            k, most_seconds, unit[now], source[now], target[now], needs, members, num_bytes,
+            k, most_seconds, detours, unit[now], source[now], target[now], needs, members, num_bytes,
             routes.indptr, routes.items, routes.reachable, seconds_per_byte, loads, holder, ready, arrived,
             transfers, sent,
         )  # fmt: skip
         found.append(transfers[:count])
         num_used = k + 1
-        waiting = waiting[~np.isin(waiting, now[sent])]
+        is_sent[now[sent]] = True
+        waiting = waiting[~is_sent[waiting]]
         if len(waiting) == 0:
             break
     if len(waiting):
@@ -179,8 +183,8 @@ def _uplink_rates(topology: Topology) -> tuple[np.ndarray, np.ndarray]:
 
 @njit(cache=True, nogil=True)
 def _choose_gateways(
-    k, most, unit, source, target, needs, members, num_bytes, route_ptr, route_item, reachable, seconds_per_byte,
-    loads, holder, ready, arrived, transfers, sent,
+    k, most, detours, unit, source, target, needs, members, num_bytes, route_ptr, route_item, reachable,
+    seconds_per_byte, loads, holder, ready, arrived, transfers, sent,
 ):  # fmt: skip
     """Send what fits into stage ``k``; fill ``transfers`` and ``sent`` and return the number of transfers."""
     P = needs.shape[1]
@@ -198,6 +202,8 @@ def _choose_gateways(
             if s < 0:
                 continue
             is_there = arrived[u, s] <= k
+            if not is_there and not detours:
+                continue
             if not is_there and (
                 k == 0 or ready[u, source[m]] > k - 1 or arrived[u, s] != _NEVER or not reachable[root * P + s]
             ):
@@ -212,6 +218,8 @@ def _choose_gateways(
                     out_extra = 0.0
             for v in members[target[m]]:
                 if v < 0 or not reachable[s * P + v]:
+                    continue
+                if has_reader and not needs[u, v] and not detours:
                     continue
                 peak, total = out_peak, 0.0
                 for e in range(route_ptr[s * P + v], route_ptr[s * P + v + 1]):
