@@ -68,24 +68,44 @@ class StageMemory:
 
 @dataclass
 class Correction:
-    """Measured over predicted bytes, smoothed over blocks.
+    """Measured over predicted bytes: near the highest ratio seen, since a budget is a bound.
+
+    A much larger block than any before tells better than those and replaces what they told; else a higher ratio counts
+    at once and a lower one little by little.
 
     Args:
         factor: Current estimate.
-        weight: Weight of a new measurement.
+        weight: Weight of a new measurement that is lower.
+        seen: All ratios.
+        largest_bytes: Largest prediction measured so far.
     """
 
     factor: float = 1.0
-    weight: float = 0.5
+    weight: float = 0.05
     seen: list[float] = field(default_factory=list)
+    largest_bytes: float = 0.0
 
     def learn(self, predicted: float, measured: float) -> None:
-        """Take one measurement into account; small blocks say nothing and are left out."""
+        """Take one measurement into account; small blocks say nothing and are left out.
+
+        >>> correction = Correction()
+        >>> for predicted, measured in ((1e7, 2e7), (4e7, 5e7), (4e7, 6e7), (4e7, 4e7)):
+        ...     correction.learn(predicted, measured)
+        ...     print(round(correction.factor, 3))
+        2.0
+        1.25
+        1.5
+        1.475
+        """
         ratio = min(max(measured / max(predicted, 1.0), 0.25), 4.0)
         self.seen.append(ratio)
         if predicted < 2**22 or measured <= 0:
             return
-        self.factor = ratio if ratio > self.factor else (1 - self.weight) * self.factor + self.weight * ratio
+        if predicted > 2 * self.largest_bytes or ratio > self.factor:
+            self.factor = ratio
+        else:
+            self.factor += self.weight * (ratio - self.factor)
+        self.largest_bytes = max(self.largest_bytes, predicted)
 
 
 def measure_stage(
