@@ -6,6 +6,7 @@ final name and renamed, so that processes that work at once see a whole file or 
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 from pathlib import Path
@@ -37,9 +38,20 @@ def cache_subfolder(kind: str) -> Path:
     except OSError:
         usable = False
     if not usable:
-        user = os.getuid() if hasattr(os, "getuid") else "user"
-        folder = Path(tempfile.gettempdir()) / f"core-kernels-{user}" / kind
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = _private_temporary_folder() / kind
+        folder.mkdir(exist_ok=True)
+    return folder
+
+
+@functools.cache
+def _private_temporary_folder() -> Path:
+    """Return a folder that only this user can have written to: compiled code is loaded from it."""
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    folder = Path(tempfile.gettempdir()) / f"core-kernels-{user}"
+    folder.mkdir(exist_ok=True, mode=0o700)
+    found = folder.lstat()
+    if hasattr(os, "getuid") and (found.st_uid != user or found.st_mode & 0o022 or not folder.is_dir()):
+        return Path(tempfile.mkdtemp(prefix="core-kernels-"))
     return folder
 
 

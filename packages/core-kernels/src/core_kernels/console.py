@@ -44,7 +44,8 @@ class CommandLine:
         prog: Name of the program as the user types it.
         description: One sentence shown by ``--help``.
         version: Version shown by ``--version``.
-        errors: Exception classes of the package whose message is meant for users: shown as one line, exit code 2.
+        errors: Exception classes of the package whose message is meant for users: shown as one line, exit code 2, as
+            are files that cannot be read or written.
 
     >>> cli = CommandLine("demo", "Adds numbers.", "1.0")
     >>> add = cli.command("add", lambda args: {"sum": args.a + args.b}, "add two integers", "demo add 1 2")
@@ -59,7 +60,7 @@ class CommandLine:
         self.parser = argparse.ArgumentParser(prog=prog, description=description)
         self.parser.add_argument("--version", action="version", version=f"{prog} {version}")
         self._commands = self.parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-        self._errors = (CoreKernelsError, FileNotFoundError, *errors)
+        self._errors = (CoreKernelsError, OSError, *errors)
 
     def command(
         self, name: str, function: Callable[[argparse.Namespace], dict[str, Any] | None], summary: str, example: str

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from core_kernels import Graph, backend, nn
-from core_kernels.errors import ArgumentError
+from core_kernels.errors import ArgumentError, CoreKernelsError
 from core_kernels.testing.emulator import compiler_skip_reason
 from core_kernels.testing.layer_cases import LAYER_CASES, layer_edges, layer_inputs
 
@@ -117,3 +117,41 @@ def test_exported_edge_types_must_be_constants(model):
 
     with pytest.raises(ArgumentError, match="attribute of the model"):
         torch.export.export(Typed(), (torch.randn(7, 3), model.edge_type))
+
+
+FEATURES = [name for name in COMMON if name != "hap coarsening"]
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_graph_first_used_in_inference_mode_serves_training_and_autocast(name):
+    torch.manual_seed(0)
+    case, graph = LAYER_CASES[name], small_graph()
+    layer = case.make(nn, WIDTH)
+    inputs = layer_inputs(case, graph, WIDTH, torch.float32)
+    with torch.inference_mode():
+        expected = layer(graph, *inputs)
+    out = layer(graph, *inputs)
+    out.sum().backward()
+    assert torch.equal(out, expected)
+    assert inputs[0].grad is not None
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow = layer(graph, *inputs)
+    narrow.float().sum().backward()
+    assert torch.allclose(narrow.float(), out, atol=0.1)
+
+
+@pytest.mark.parametrize("name", ["gcn", "sage max", "gat"])
+def test_second_derivatives_are_refused_and_not_wrong(name):
+    case, graph = LAYER_CASES[name], small_graph()
+    layer = case.make(nn, WIDTH)
+    inputs = layer_inputs(case, graph, WIDTH, torch.float32)
+    (grad,) = torch.autograd.grad(layer(graph, *inputs).square().sum(), inputs[0], create_graph=True)
+    with pytest.raises(CoreKernelsError, match=r"second derivative of a vertex program.*; expected .*; write"):
+        grad.square().sum().backward()
+
+
+def test_features_without_columns_pass():
+    x = torch.ones(NUM_NODES, 0, requires_grad=True)
+    out = nn.APPNP(2, 0.1)(small_graph(), x)
+    out.sum().backward()
+    assert out.shape == x.grad.shape == (NUM_NODES, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -138,3 +139,20 @@ def test_generated_code_is_cached_and_compiled_once_by_racing_processes(tmp_path
     assert [source.stat().st_mtime_ns for source in sources] == stamp
     assert not list((tmp_path / "vertex").glob("*.tmp"))
     assert time.time_ns() > max(stamp)
+
+
+@vertex.program
+def shifted_max(v):
+    return vertex.max(e.src.h * 3.25 + 1.75 for e in v.in_edges)
+
+
+def test_a_full_disk_keeps_no_machine_code_but_layers_run(tmp_path, monkeypatch, caplog):
+    def save(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setenv("SEXTET_CACHE", str(tmp_path))
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", save)
+    graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 1]]), 2)
+    out = shifted_max(graph, src={"h": torch.tensor([[1.0], [3.0]])})
+    assert out.tolist() == [[0.0], [11.5]]
+    assert "not kept on disk: [Errno 28]" in caplog.text

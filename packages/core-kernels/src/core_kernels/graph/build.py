@@ -92,7 +92,7 @@ def read_num_nodes(num_nodes: int | tuple[int, int] | None, sources: Tensor, des
     ]
     if num_nodes is None:
         num_nodes = max(spans[0][1], spans[1][1]) + 1
-    counts = (num_nodes, num_nodes) if isinstance(num_nodes, int | np.integer) else tuple(num_nodes)
+    counts = tuple(num_nodes) if isinstance(num_nodes, tuple | list) else (num_nodes, num_nodes)
     if len(counts) != 2 or not all(isinstance(count, int | np.integer) and count >= 0 for count in counts):
         raise argument_error(
             "num_nodes", num_nodes, "a count of at least 0, or a pair (num_src, num_dst)", "pass the number of nodes"

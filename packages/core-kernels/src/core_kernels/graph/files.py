@@ -26,6 +26,7 @@ def save_arrays(folder: str | Path, arrays: dict[str, Tensor | None], header: di
     """Write the arrays that are not ``None`` and a header that lists them."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "graph.json").unlink(missing_ok=True)  # until the new arrays are whole there is no graph here
     present = [name for name, array in arrays.items() if array is not None]
     for name in present:
         np.save(folder / f"{name}.npy", arrays[name].detach().cpu().numpy(), allow_pickle=False)
@@ -40,9 +41,12 @@ def load_arrays(folder: str | Path, mmap: bool) -> tuple[dict[str, Tensor], dict
     path = Path(folder) / "graph.json"
     if not path.is_file():
         raise argument_error("dir", str(folder), "a folder with graph.json", "write one with graph.save(dir)")
-    header = json.loads(path.read_text())
-    if header.get("format") != _FORMAT or header.get("version") != _VERSION:
-        found = (header.get("format"), header.get("version"))
+    try:
+        header = json.loads(path.read_text())
+    except ValueError as error:
+        raise argument_error("dir", str(folder), f"JSON in graph.json ({error})", "save the graph again") from None
+    found = (header.get("format"), header.get("version")) if isinstance(header, dict) else header
+    if found != (_FORMAT, _VERSION):
         raise argument_error(
             "dir", str(folder), f"format {(_FORMAT, _VERSION)}, found {found}", "save it again with this version"
         )
@@ -51,5 +55,9 @@ def load_arrays(folder: str | Path, mmap: bool) -> tuple[dict[str, Tensor], dict
         array_path = path.with_name(f"{name}.npy")
         # An empty file cannot be mapped.
         mapped = mmap and array_path.stat().st_size > 1024
-        arrays[name] = torch.from_numpy(np.load(array_path, mmap_mode="c" if mapped else None, allow_pickle=False))
+        try:
+            found = np.load(array_path, mmap_mode="c" if mapped else None, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise argument_error("dir", str(folder), f"a whole {name}.npy ({error})", "save the graph again") from None
+        arrays[name] = torch.from_numpy(found)
     return arrays, header

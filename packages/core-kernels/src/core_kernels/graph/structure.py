@@ -133,7 +133,8 @@ class Graph:
         """Edge id of each position, int64 [num_edges]; ``None`` when ids are positions."""
         edge_ids = self._edge_ids
         if edge_ids is not None and not isinstance(edge_ids, Tensor):
-            edge_ids = self._edge_ids = edge_ids()
+            with torch.inference_mode(False):
+                edge_ids = self._edge_ids = edge_ids()
         return edge_ids
 
     @property
@@ -344,7 +345,9 @@ class Graph:
 
     def _once(self, name: str, compute: Any) -> Any:
         if name not in self._cache:
-            self._cache[name] = compute()
+            # Later calls may want gradients, for which tensors made in inference mode cannot be saved.
+            with torch.inference_mode(False):
+                self._cache[name] = compute()
         return self._cache[name]
 
     def _check_edge_values(self, name: str, values: Tensor) -> None:

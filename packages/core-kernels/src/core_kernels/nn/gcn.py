@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from core_kernels import vertex
-from core_kernels.errors import ArgumentError
+from core_kernels.errors import ArgumentError, ArgumentTypeError, argument_error
 from core_kernels.graph import Block, Graph
 from core_kernels.graph.tracing import kept
 from core_kernels.nn.init import linear
@@ -75,6 +75,7 @@ def weighted_degrees(
         if not add_self_loops:
             return graph.in_degrees().float()
         return replace_self_loops(graph).graph.in_degrees().float()
+    _check_weight(graph, edge_weight)
     if not add_self_loops:
         _, rows = graph.coo()
         values = graph.to_positions(edge_weight)
@@ -83,6 +84,17 @@ def weighted_degrees(
     values = looped.edge_values(edge_weight, _loop_weights(graph, edge_weight, fill_value))
     _, rows = looped.graph.coo()
     return values.new_zeros(graph.num_dst).index_add(0, rows.long(), values)
+
+
+def _check_weight(graph: Graph, edge_weight: Tensor) -> None:
+    if not isinstance(edge_weight, Tensor) or not edge_weight.dtype.is_floating_point:
+        found = edge_weight.dtype if isinstance(edge_weight, Tensor) else type(edge_weight).__name__
+        raise ArgumentTypeError(
+            f"edge_weight is {found}; expected a floating-point tensor; convert it with edge_weight.to(x.dtype)"
+        )
+    if tuple(edge_weight.shape) != (graph.num_edges,):
+        shape, expected = tuple(edge_weight.shape), f"({graph.num_edges},) because num_edges={graph.num_edges}"
+        raise argument_error("edge_weight.shape", shape, expected, "pass one number for each edge of this graph")
 
 
 def _loop_weights(graph: Graph, edge_weight: Tensor, fill_value: float) -> Tensor:
@@ -132,6 +144,8 @@ class _Normalised(nn.Module):
 
     def propagate(self, graph: Graph, h: Tensor, edge_weight: Tensor | None, degrees: Tensor | None) -> Tensor:
         """Return the (normalised) sum over in-neighbours."""
+        if edge_weight is not None:
+            _check_weight(graph, edge_weight)
         if not self.normalize:
             if edge_weight is None:
                 return plain_sum(graph, src={"h": h})

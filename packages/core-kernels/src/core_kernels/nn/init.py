@@ -14,7 +14,7 @@ __all__ = ["glorot_", "linear"]
 def glorot_(weight: torch.Tensor | None) -> None:
     """Fill a weight uniformly on +-sqrt(6 / (fan in + fan out)), the fans being its last two sizes."""
     if weight is not None:
-        bound = math.sqrt(6 / (weight.size(-2) + weight.size(-1)))
+        bound = math.sqrt(6 / max(weight.size(-2) + weight.size(-1), 1))
         weight.uniform_(-bound, bound)
 
 

@@ -52,10 +52,11 @@ def split_by_type(graph: Graph, edge_type: Tensor, num_relations: int) -> list[G
         torch._assert_async((edge_type == traced_types).all(), "edge_type differs from what the model was traced with")
         return graphs
     cached = graph._cache.get("edge_types")
-    version = edge_type._version
+    version = None if edge_type.is_inference() else edge_type._version
     if cached is not None and cached[0] is edge_type and cached[1:3] == (version, num_relations):
         return cached[3]
-    graphs = _split(graph, edge_type, num_relations)
+    with torch.inference_mode(False):  # later calls may want gradients
+        graphs = _split(graph, edge_type, num_relations)
     graph._cache["edge_types"] = (edge_type, version, num_relations, graphs)
     return graphs
 

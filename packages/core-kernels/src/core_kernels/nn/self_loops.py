@@ -34,7 +34,16 @@ class LoopedGraph:
     old_loops: Tensor
 
     def edge_values(self, values: Tensor, loop_values: Tensor) -> Tensor:
-        """Return edge values of the new graph from those of the old one and one value per destination."""
+        """Return edge values of the new graph from those of the old one and one value per destination.
+
+        Raises:
+            ArgumentError: There is not one value for each edge of the old graph.
+        """
+        num_edges = self.origin.shape[0] - self.graph.num_dst + self.old_loops.shape[0]
+        if values.shape[0] != num_edges:
+            raise argument_error(
+                "edge values", tuple(values.shape), f"({num_edges}, ...), one row per edge", "check the graph"
+            )
         return torch.cat([values, loop_values]).index_select(0, self.origin)
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from core_kernels.graph import Graph
 
 __all__ = [
+    "check_apart",
     "check_bounds_mode",
     "check_floating",
     "check_ids_tensor",
@@ -40,6 +41,22 @@ def check_rows(name: str, x: Tensor, num_rows: int, count_name: str) -> None:
             f"({num_rows}, ...) because {count_name}={num_rows}",
             "pass one row for each",
         )
+
+
+def check_apart(out: Tensor, x: Tensor) -> None:
+    """Raise if ``out`` shares memory with ``x``, whose rows are still read while it is written."""
+    if torch.compiler.is_compiling() or type(out) is not Tensor or out.device != x.device or out.is_meta:
+        return  # only real memory has addresses
+    begin, other = out.data_ptr(), x.data_ptr()
+    if begin < other:
+        shared = begin + out.nbytes > other
+    elif x.is_contiguous():
+        shared = other + x.nbytes > begin
+    else:
+        last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+        shared = x.numel() > 0 and other + (last + 1) * x.itemsize > begin
+    if shared and out.numel():
+        raise argument_error("out", "memory of x", "memory of its own, since x is read all along", "leave out= away")
 
 
 def check_ids_tensor(name: str, ids: Tensor) -> Tensor:

@@ -15,9 +15,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from core_kernels._gradients import first_derivative
 from core_kernels.errors import argument_error
 from core_kernels.ops import _library
-from core_kernels.ops._checks import check_floating, check_rows, edge_weight_matrix, feature_matrix, transpose_tensors
+from core_kernels.ops._checks import (
+    check_apart,
+    check_floating,
+    check_rows,
+    edge_weight_matrix,
+    feature_matrix,
+    transpose_tensors,
+)
 from core_kernels.ops._memory import empty_rows
 
 if TYPE_CHECKING:
@@ -74,6 +82,7 @@ def spmm(
             problem = "gradients" if needs_grad else f"reduce={reduce!r}"
             raise argument_error("out", problem, "sum or mean without gradients", "leave out= away")
         _check_out(out, shape, x)
+        check_apart(out, x)
         arrays = (graph.indptr, graph.indices, rows, factors, graph.edge_ids, None, dst_scale)
         _spmm_sum_out(
             *arrays, out.view(graph.num_dst, -1) if out.numel() else out.reshape(graph.num_dst, rows.shape[1])
@@ -178,9 +187,15 @@ def _extremum_gradient(ctx, grad, _):
     grad_x = grad_weight = None
     if ctx.needs_input_grad[2]:
         _require_transpose("spmm_extremum", t_indptr)
-        grad_x = _spmm_extremum_backward(indptr, indices, grad, arg, weight, edge_ids, t_indptr, t_indices, t_positions)
+        with torch.no_grad():
+            grad_x = _spmm_extremum_backward(
+                indptr, indices, grad, arg, weight, edge_ids, t_indptr, t_indices, t_positions
+            )
+        grad_x = first_derivative("spmm of max or min", grad_x, grad, weight)
     if weight is not None and ctx.needs_input_grad[3]:
-        grad_weight = _spmm_extremum_weight_backward(indptr, indices, x, grad, arg, edge_ids, weight.shape[1])
+        with torch.no_grad():
+            grad_weight = _spmm_extremum_weight_backward(indptr, indices, x, grad, arg, edge_ids, weight.shape[1])
+        grad_weight = first_derivative("spmm of max or min", grad_weight, grad, x)
     return None, None, grad_x, grad_weight, None, None, None, None, None
 
 

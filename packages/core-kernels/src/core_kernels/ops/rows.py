@@ -13,7 +13,14 @@ from torch import Tensor
 from core_kernels._backend import resolve_backend
 from core_kernels.errors import ArgumentTypeError, argument_error
 from core_kernels.ops import _library
-from core_kernels.ops._checks import check_bounds_mode, check_floating, check_ids_tensor, check_rows, feature_matrix
+from core_kernels.ops._checks import (
+    check_apart,
+    check_bounds_mode,
+    check_floating,
+    check_ids_tensor,
+    check_rows,
+    feature_matrix,
+)
 from core_kernels.ops._memory import empty_rows
 
 __all__ = ["bucket_by_owner", "gather", "pack_rows", "scatter_add", "unpack_rows"]
@@ -55,6 +62,7 @@ def gather(x: Tensor, index: Tensor, out: Tensor | None = None, bounds: str = "e
     if tuple(out.shape) != shape or out.dtype != x.dtype or not out.is_contiguous():
         found = f"{out.dtype} {tuple(out.shape)}"
         raise argument_error("out", found, f"a contiguous {x.dtype} tensor {shape}", "allocate it with torch.empty")
+    check_apart(out, x)
     _gather_out(rows, index, checked, out.view(index.shape[0], rows.shape[1]))
     return out
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from core_kernels._user_cache import cache_subfolder
+from core_kernels.errors import CoreKernelsError
 
 try:
     import fcntl
@@ -41,7 +42,13 @@ def load_function(source: str, name: str) -> tuple[Callable[..., Any], Path]:
         if digest not in _loaded:
             path = cache_subfolder("vertex") / f"vertex_{digest}.py"
             if not path.exists():
-                _write_once(path, source)
+                try:
+                    _write_once(path, source)
+                except OSError as error:
+                    raise CoreKernelsError(
+                        f"{path} cannot be written: {error.strerror}; expected room for generated kernels; free some "
+                        "in this folder, or set SEXTET_CACHE to another one"
+                    ) from error
             spec = importlib.util.spec_from_file_location(f"core_kernels_vertex_{digest}", path)
             assert spec is not None  # the name ends in .py
             module = importlib.util.module_from_spec(spec)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from core_kernels._backend import resolve_backend
+from core_kernels._gradients import first_derivative
 from core_kernels.errors import ArgumentTypeError
 from core_kernels.vertex.compiled import CompiledProgram, Edges, compiled, edges_by_relation, measure_widths
 from core_kernels.vertex.emit_torch import compile_torch
@@ -142,10 +143,11 @@ def _autograd(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple:
         inputs[0].new_zeros(ctx.output_shapes[position]) if grads[position] is None else grads[position]
         for position in (code.forward.outputs.index(number) for number in code.program.outputs)
     ]
-    results = torch.ops.core_kernels.vertex_backward(inputs, saved, given, graphs, ctx.num_src, ctx.text)
+    with torch.no_grad():
+        results = torch.ops.core_kernels.vertex_backward(inputs, saved, given, graphs, ctx.num_src, ctx.text)
     by_input: list[torch.Tensor | None] = [None] * ctx.num_inputs
     for position, result in zip(code.wanted, results, strict=True):
-        by_input[position] = result
+        by_input[position] = first_derivative("a vertex program", result, *inputs, *given)
     return by_input, [None] * ctx.num_graphs, None, None
 
 

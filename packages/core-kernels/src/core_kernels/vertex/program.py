@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core_kernels.errors import ArgumentError, argument_error
+from core_kernels.errors import ArgumentError, ArgumentTypeError, argument_error
 from core_kernels.graph import Graph
 from core_kernels.graph.tracing import kept
 from core_kernels.vertex import ir
@@ -125,9 +125,11 @@ class VertexProgram:
         graphs = self._graphs(graph)
         given = {"S": src or {}, "D": dst or {}, "E": edge or {}, "P": params or {}}
         tensors = [self._input(key, given, graphs) for key in self._inputs]
-        dtype = tensors[0].dtype
+        dtype = self._common_dtype(tensors)
         if dtype in (torch.float16, torch.bfloat16):
             tensors = [tensor.float() for tensor in tensors]
+        elif any(tensor.dtype != dtype for tensor in tensors):
+            tensors = [tensor.to(dtype) for tensor in tensors]
         shapes = tuple(tuple(tensor.shape[key[0] != "P" :]) for tensor, key in zip(tensors, self._inputs, strict=True))
         grad = torch.is_grad_enabled()
         wanted = tuple(position for position, tensor in enumerate(tensors) if grad and tensor.requires_grad)
@@ -144,6 +146,19 @@ class VertexProgram:
             value = graphs[relation].from_positions(value) if kind == "E" else value
             shaped.append(value.to(dtype) if value.dtype != dtype else value)
         return shaped[0] if len(outputs) == 1 else tuple(shaped)
+
+    def _common_dtype(self, tensors: list[Tensor]) -> torch.dtype:
+        """Return the dtype of the computation: that of all inputs, the wider one where autocast made some narrow."""
+        dtypes = {tensor.dtype for tensor in tensors}
+        if len(dtypes) == 1:
+            return tensors[0].dtype
+        if torch.float64 in dtypes or not all(dtype.is_floating_point for dtype in dtypes):
+            found = {name: tensor.dtype for (_, _, name), tensor in zip(self._inputs, tensors, strict=True)}
+            shown = ", ".join(f"{name} {dtype}" for name, dtype in found.items())
+            raise ArgumentTypeError(
+                f"vertex program {self.name} got {shown}; expected one floating-point dtype; convert with .to(dtype)"
+            )
+        return torch.float32
 
     def _graphs(self, graph: Graph | Mapping[str, Graph]) -> dict[str, Graph]:
         graphs = {"": graph} if isinstance(graph, Graph) else dict(graph)

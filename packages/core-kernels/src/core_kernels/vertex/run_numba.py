@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +23,8 @@ from core_kernels.vertex.passes import Widths
 from core_kernels.vertex.spmm_form import SpmmForm, match_spmm
 
 __all__ = ["run_plan"]
+
+_logger = logging.getLogger(__name__)
 
 #: Rows of a block: of kernels with partial sums, and of the others (where it only bounds how finely work is split).
 _ROWS_WITH_SUMS, _ROWS = 1024, 64
@@ -180,6 +183,10 @@ def _compiled_function(text: str, arguments: list[Any]) -> Any:
     function, path = load_function(text, "kernel")
     if text not in _ready:
         with compile_lock(path):
-            function(0, 0, *arguments)
+            try:
+                function(0, 0, *arguments)
+            except OSError as error:  # compiled, but not kept for the next process
+                _logger.warning("machine code of %s is not kept on disk: %s", path, error)
+                function(0, 0, *arguments)
         _ready.add(text)
     return function

@@ -13,6 +13,8 @@ __all__ = ["spmm_extremum", "spmm_extremum_backward", "spmm_extremum_weight_back
 
 def spmm_sum(indptr, indices, x, weight, edge_ids, src_scale, dst_scale, out):
     """Fill ``out`` with the (weighted, scaled) sum of source rows."""
+    if out.shape[1] == 0:
+        return
     if is_half(x):
         fill_through_float32(spmm_sum, indptr, indices, x, weight, edge_ids, src_scale, dst_scale, out)
         return
