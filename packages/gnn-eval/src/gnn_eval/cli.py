@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
+import math
 import sys
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ import torch
 
 from core_kernels.console import CheckFailedError, CommandLine, format_bytes, format_seconds, say, table
 from gnn_eval._version import __version__
+from gnn_eval.disk_rows import load_array
 from gnn_eval.errors import EvaluationArgumentError, GnnEvalError, InexactPlanError
 
 __all__ = ["main"]
@@ -29,16 +34,34 @@ def _build(name: str) -> tuple[torch.nn.Module, Any]:
         raise EvaluationArgumentError(f"model={name!r} is not valid: expected package.module:function; name a function")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        made = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError) as error:
+        build = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, TypeError) as error:
         raise EvaluationArgumentError(
             f"{name} cannot be imported: {error}; run where {module} can be imported"
         ) from error
     finally:
         sys.path.pop(0)
+    if not callable(build):
+        raise EvaluationArgumentError(f"{name} is a {type(build).__name__}; expected a function; name one")
+    made = build()
     if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], torch.nn.Module):
         raise EvaluationArgumentError(f"{name}() returned {type(made).__name__}; expected (model, data); return both")
     return made
+
+
+def _at_least(lowest: int) -> Callable[[str], int]:
+    def whole(text: str) -> int:
+        if int(text) < lowest:
+            raise argparse.ArgumentTypeError(f"{text} is not valid: expected at least {lowest}")
+        return int(text)
+
+    return whole
+
+
+def _share(text: str) -> float:
+    if not 0 < float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not valid: expected a positive number")
+    return float(text)
 
 
 def _plan_and_data(args: argparse.Namespace, verify: bool = True) -> tuple[Any, Any]:
@@ -65,6 +88,9 @@ def _plan(args: argparse.Namespace) -> dict[str, Any]:
     from gnn_eval.estimate import estimate_stages, mean_aggregation, measure_rates, sample_source_share
     from gnn_eval.plan import parse_bytes
 
+    memory_bytes = parse_bytes(args.memory) or 0
+    if memory_bytes < 1:
+        raise EvaluationArgumentError(f"memory={args.memory!r} is not valid: expected at least 1 byte; pass 4GB or so")
     if args.model is None:
         model, data = mean_aggregation(args.width, args.hidden, args.classes, args.layers)
         plan = compile(model, data, "export", verify=False)
@@ -75,7 +101,7 @@ def _plan(args: argparse.Namespace) -> dict[str, Any]:
     share = args.source_share or 1.0
     if isinstance(data, StoredGraph) and not (args.nodes or args.edges or args.source_share):
         share = sample_source_share(data)
-    stages = estimate_stages(plan.compiled, counts, parse_bytes(args.memory) or 0, rates, share)
+    stages = estimate_stages(plan.compiled, counts, memory_bytes, rates, share)
     rows = [
         [str(s.level), f"{s.rows:,}", f"{s.block_rows:,}", f"{s.blocks:,}", format_bytes(s.peak_bytes),
          format_bytes(s.read_bytes), format_bytes(s.written_bytes), format_seconds(s.seconds)]
@@ -119,7 +145,7 @@ def _counts(plan: Any, data: Any, args: argparse.Namespace) -> dict[str, int]:
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
     plan, data = _plan_and_data(args, verify=not args.no_verify)
-    nodes = None if args.nodes is None else torch.from_numpy(np.load(args.nodes, allow_pickle=False))
+    nodes = None if args.nodes is None else torch.from_numpy(load_array(args.nodes))
     in_place = nodes is None and len(plan.compiled.program.outputs) == 1
     result = plan.run(
         data, nodes, args.memory, args.order, args.store, args.out if in_place else None, True, resume=args.resume
@@ -171,15 +197,23 @@ def _convert(args: argparse.Namespace) -> dict[str, Any]:
     from gnn_eval import convert
 
     source = Path(args.source)
+    inputs: dict[str, Path | torch.Tensor]
     if source.suffix == ".npz":
-        with np.load(source, allow_pickle=False) as arrays:
-            inputs = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+        try:
+            with np.load(source, allow_pickle=False) as arrays:
+                inputs = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+        except (ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
+            raise EvaluationArgumentError(
+                f"{source} cannot be read ({error}); expected arrays of numbers by name; write it with np.savez"
+            ) from None
     elif source.is_dir():
         inputs = {file.stem: file for file in sorted(source.glob("*.npy"))}
         if "edge_index" in inputs:
-            inputs["edge_index"] = torch.from_numpy(np.load(inputs["edge_index"], allow_pickle=False))
+            inputs["edge_index"] = torch.from_numpy(load_array(source / "edge_index.npy"))
     else:
-        _, data = _build(args.source)
+        model, data = _build(args.source)
+        if isinstance(data, (tuple, list)):
+            data = dict(zip(inspect.signature(model.forward).parameters, data, strict=False))
         if hasattr(data, "node_types"):
             raise EvaluationArgumentError(
                 f"{args.source} returned data with node types {', '.join(data.node_types)}; expected a graph with one "
@@ -208,15 +242,15 @@ def main(argv: list[str] | None = None) -> int:
         parser.add_argument("model", nargs=needed, help="package.module:function that returns (model, data)")
         parser.add_argument("--frontend", default="auto", choices=("auto", "export", "fx"))
         parser.add_argument("--data", metavar="DIR", help="a graph written by convert, instead of the function's data")
-    plan.add_argument("--nodes", type=int, help="number of nodes of each type, instead of the data's")
-    plan.add_argument("--edges", type=int, help="number of edges of each relation, instead of the data's")
-    plan.add_argument("--width", type=int, default=128, help="feature width of the model planned when none is named")
-    plan.add_argument("--hidden", type=int, default=128, help="width of its layers between")
-    plan.add_argument("--classes", type=int, default=128, help="width of its result")
-    plan.add_argument("--layers", type=int, default=3, help="number of its layers of mean aggregation")
+    plan.add_argument("--nodes", type=_at_least(1), help="number of nodes of each type, instead of the data's")
+    plan.add_argument("--edges", type=_at_least(1), help="number of edges of each relation, instead of the data's")
+    plan.add_argument("--width", type=_at_least(1), default=128, help="feature width of the model when none is named")
+    plan.add_argument("--hidden", type=_at_least(1), default=128, help="width of its layers between")
+    plan.add_argument("--classes", type=_at_least(1), default=128, help="width of its result")
+    plan.add_argument("--layers", type=_at_least(1), default=3, help="number of its layers of mean aggregation")
     plan.add_argument(
         "--source-share",
-        type=float,
+        type=_share,
         help="source rows relative to a graph without locality; sampled from a stored graph, else 1",
     )
     plan.add_argument("--memory", default="4GB", help="bytes of one block, such as 4GB")
@@ -229,7 +263,7 @@ def main(argv: list[str] | None = None) -> int:
     run.add_argument("--out", required=True, help=".npy file of the result")
     run.add_argument("--resume", action="store_true", help="go on with an unfinished run in the store")
     run.add_argument("--no-verify", action="store_true", help="skip the comparison on a subgraph")
-    verify.add_argument("--seeds", type=int, default=3, help="number of random subgraphs")
+    verify.add_argument("--seeds", type=_at_least(1), default=3, help="number of random subgraphs")
     convert = cli.command(
         "convert", _convert, "write a graph as a directory of .npy files", "gnn-eval convert g.npz dir/"
     )
