@@ -43,7 +43,7 @@ __all__ = ["Engine", "RunOptions"]
 
 _CACHE_FRIENDLY_BYTES = {True: 256 * 2**20, False: 48 * 2**20}  # by whether kernels are fused
 _MARGIN = 0.95
-_RESERVED_BYTES = 12 * 2**20
+_RESERVED_BYTES = 24 * 2**20
 """Room of the reading threads and of the allocator, which does not grow with a block."""
 _EXCHANGED_BYTES = 64 * 2**20
 _MEASURED_BYTES = 64 * 2**20
@@ -107,12 +107,13 @@ class Engine:
             self._stores.update(made)
             results |= {name: store for name, store in made.items() if name in self._program.outputs}
             for name, last in last_load.items():
-                if last == place and name in self._stores:
+                if last == place and name in self._stores and name not in self._program.outputs:
                     freed = self._stores.pop(name)
-                    if self._options.workspace is not None and name not in results:
+                    if self._options.workspace is not None:
                         self._options.workspace.discard(freed)
         for name in self._program.outputs:
-            results.setdefault(name, self._stores[name])
+            if name not in results:  # the model returns an input
+                results[name] = self._stores[name]
         if self._is_measured:
             self.report.peak_bytes = self._options.meter.highest() - self._options.meter.start_bytes
         return results
