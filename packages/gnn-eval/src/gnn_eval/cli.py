@@ -211,9 +211,10 @@ def _convert(args: argparse.Namespace) -> dict[str, Any]:
         if "edge_index" in inputs:
             inputs["edge_index"] = torch.from_numpy(load_array(source / "edge_index.npy"))
     else:
-        model, data = _build(args.source)
-        if isinstance(data, (tuple, list)):
-            data = dict(zip(inspect.signature(model.forward).parameters, data, strict=False))
+        model, built = _build(args.source)
+        data: Any = built
+        if isinstance(built, (tuple, list)):
+            data = dict(zip(inspect.signature(model.forward).parameters, built, strict=False))
         if hasattr(data, "node_types"):
             raise EvaluationArgumentError(
                 f"{args.source} returned data with node types {', '.join(data.node_types)}; expected a graph with one "

@@ -17,6 +17,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from gnn_eval.errors import EvaluationArgumentError
 
-__all__ = ["DiskRows"]
+__all__ = ["DiskRows", "load_array"]
 
 _GAP_BYTES = 16 << 10
 _PIECE_BYTES = 1 << 20
@@ -33,6 +34,23 @@ _THREADS = 4
 _PAGE_BYTES = 4096
 # ssize_t pread(int, void *, size_t, off_t); an address travels in the same register as an integer.
 _pread = types.ExternalFunction("pread", types.intp(types.int32, types.intp, types.uintp, types.int64))
+
+
+def load_array(path: Path, mode: Literal["r", "c"] | None = None) -> Any:
+    """Read or map a ``.npy`` file.
+
+    Raises:
+        EvaluationArgumentError: If the file is cut short, or not of this kind.
+    """
+    try:
+        found = np.load(path, mmap_mode=mode, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise EvaluationArgumentError(
+            f"{path} cannot be read ({error}); expected a whole .npy file of numbers; write it again"
+        ) from None
+    if not isinstance(found, np.ndarray):
+        raise EvaluationArgumentError(f"{path} is an archive; expected a .npy file; save its array alone with np.save")
+    return found
 
 
 class DiskRows:
@@ -52,7 +70,7 @@ class DiskRows:
     def __init__(self, path: Path, dtype: torch.dtype | None = None):
         self.path = Path(path)
         self._file = -1
-        mapped = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        mapped = load_array(self.path, "r")
         if mapped.ndim == 0 or not mapped.flags.c_contiguous:
             raise EvaluationArgumentError(f"{path} has shape {mapped.shape} or is not in C order; save it row by row")
         self.shape, self._numpy_dtype, self._offset = mapped.shape, mapped.dtype, mapped.offset

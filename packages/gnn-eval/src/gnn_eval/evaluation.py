@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from gnn_eval.engine import Engine, RunOptions
-from gnn_eval.model_call import ModelCall
+from gnn_eval.errors import EvaluationArgumentError
+from gnn_eval.model_call import ModelCall, unwrapped
 from gnn_eval.plan import Plan, asked_rows
 from gnn_eval.planner import compile as compile_model
 
@@ -81,6 +82,7 @@ def evaluate(
     """
     from gnn_eval.stored_graph import StoredGraph
 
+    model = unwrapped(model)
     example = data.example(model) if isinstance(data, StoredGraph) else data
     plan = compile_model(model, example, frontend, roles, verify)
     return plan.run(
@@ -112,9 +114,24 @@ def score_links(embeddings: Tensor, links: Tensor, decoder: Any = None, batch_li
     Returns:
         One score per link.
 
+    Raises:
+        EvaluationArgumentError: If a link names no row, or an argument has another shape.
+
     >>> score_links(torch.eye(2), torch.tensor([[0, 0], [0, 1]]))
     tensor([1., 0.])
     """
+    if links.dim() != 2 or links.size(0) != 2 or links.dtype not in (torch.int64, torch.int32):
+        raise EvaluationArgumentError(
+            f"links has shape {list(links.shape)} and {links.dtype}; expected integers of shape [2, links]; "
+            "transpose it, or call .long()"
+        )
+    if links.numel() and (int(links.min()) < 0 or int(links.max()) >= embeddings.size(0)):
+        bad = int(links.min()) if int(links.min()) < 0 else int(links.max())
+        raise EvaluationArgumentError(
+            f"links holds {bad}, outside [0, {embeddings.size(0)}); pass ids of rows of embeddings"
+        )
+    if batch_links < 1:
+        raise EvaluationArgumentError(f"batch_links={batch_links} is not valid: expected at least 1; leave it out")
     decode = decoder or (lambda left, right: (left * right).sum(-1))
     with torch.inference_mode():
         parts = [

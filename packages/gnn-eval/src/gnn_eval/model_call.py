@@ -20,7 +20,7 @@ from gnn_eval.errors import EvaluationArgumentError
 from gnn_eval.program import Role
 from gnn_eval.roles import infer_roles
 
-__all__ = ["ModelCall", "bind_call", "count_of", "num_rows_of"]
+__all__ = ["ModelCall", "bind_call", "count_of", "num_rows_of", "unwrapped"]
 
 PARAMETER_PREFIX = "parameter:"
 
@@ -90,8 +90,15 @@ class ModelCall:
 
     def check_ids(self) -> None:
         """Raise when an edge names a node that does not exist."""
-        counts = self.counts()
+        counts, sizes = self.counts(), dict[str, int]()
         for name, role, tensor in zip(self.names, self.roles, self.tensors, strict=True):
+            rows = 0 if role.kind == "const" else num_rows_of(role, tensor)
+            if role.kind != "const" and rows != sizes.setdefault(count_of(role), rows):
+                what = f"{role.kind}s of {'type' if role.kind == 'node' else 'relation'} {role.space!r}"
+                raise EvaluationArgumentError(
+                    f"{name} has {rows} rows, but there are {sizes[count_of(role)]} {what}; expected one row each; "
+                    f"pass tensors of one graph, or say what {name} is with roles="
+                )
             if role.kind != "relation" or tensor.numel() == 0:
                 continue
             for row, node_type in enumerate((role.source, role.destination)):
@@ -117,6 +124,23 @@ def count_of(role: Role) -> str:
 def num_rows_of(role: Role, tensor: torch.Tensor) -> int:
     """Return the number of nodes or edges a tensor has under its role."""
     return tensor.size(1 if role.kind == "relation" else 0)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside ``torch.compile(model)``, whose signature is lost; any other model as it is.
+
+    Raises:
+        EvaluationArgumentError: If a layer still waits for its first call to learn its width.
+    """
+    model = getattr(model, "_orig_mod", model)
+    if isinstance(model, nn.Module):
+        for name, parameter in model.named_parameters():
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                raise EvaluationArgumentError(
+                    f"{name} of {type(model).__name__} has no shape yet; expected a model whose lazy layers know their "
+                    "widths; call the model once on a small graph first"
+                )
+    return model
 
 
 def bind_call(model: nn.Module, data: Any, roles: Mapping[str, str] | None = None) -> ModelCall:
@@ -145,7 +169,7 @@ def bind_call(model: nn.Module, data: Any, roles: Mapping[str, str] | None = Non
     paths = [named[path[1]] + path[2:] if path[0] == 0 else path[1:] for path, _ in leaves]
     tensors = [tensor for _, tensor in leaves]
     names = [_dotted(path) for path in paths]
-    found = infer_roles(paths, names, tensors, dict(roles or {}))
+    found = infer_roles(paths, names, tensors, roles or {})
     num_nodes = _num_nodes(data, model, found, tensors)
     lifted = _parameters_with_node_rows(model, found, tensors, num_nodes)
     parameters = {**dict(model.named_parameters()), **dict(model.named_buffers())}

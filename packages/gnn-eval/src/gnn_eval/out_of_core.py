@@ -132,9 +132,10 @@ def run_fingerprint(
     """
     digest = hashlib.sha256()
     for value in compiled.program.values.values():
-        digest.update(f"{value.name} {value.op} {value.args}".encode())
+        digest.update(f"{value.name} {value.op} {value.args} {value.kwargs}".encode())
     digest.update(json.dumps([sorted(compiled.stored), graph, settings]).encode())
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+    constants = compiled.program.constants.items()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers(), *constants):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     for name, ids in asked.items():
@@ -154,7 +155,10 @@ def sample_identity(tensors: Mapping[str, Tensor]) -> str:
 
 
 def open_output(
-    out: Tensor | str | Path, compiled: Compiled, structure: StructureEvaluator
+    out: Tensor | str | Path,
+    compiled: Compiled,
+    structure: StructureEvaluator,
+    asked: Mapping[str, Tensor | None],
 ) -> dict[str, RowStore | Path]:
     """Return where the only output goes: a store over a tensor of the caller, or the path of a file to be made."""
     names = compiled.program.outputs
@@ -165,7 +169,9 @@ def open_output(
         if value.type.row_dim != 0:
             raise EvaluationArgumentError("the result does not have its rows first; pass out=None")
         return {names[0]: Path(out)}
-    shape = [structure.count_of(size) for size in value.dims]
+    shape, ids = [structure.count_of(size) for size in value.dims], asked[names[0]]
+    if ids is not None:
+        shape[value.type.row_dim] = ids.numel()
     if list(out.shape) != shape or out.dtype != value.dtype:
         raise EvaluationArgumentError(
             f"out has shape {list(out.shape)} and {out.dtype}; expected {shape} and {value.dtype}; allocate it so"

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from gnn_eval.adjacency import AdjacencyForm
 from gnn_eval.containers import fill
+from gnn_eval.disk_rows import DiskRows
 from gnn_eval.engine import Engine, RunOptions
 from gnn_eval.errors import EvaluationArgumentError
 from gnn_eval.explain import StageSummary, explain_plan, summarise_stages
@@ -183,13 +184,15 @@ class Plan:
         from gnn_eval.progress import show_progress
 
         compiled, asked = self.compiled, options.asked
+        store = "ram" if store is None else store
+        _check_files(stores, store, out)
         if str(store) != "ram":
             place = None if isinstance(out, Tensor) or out is None else str(out)
             settings = [options.order, options.batch_rows, options.fuse, place]
             fingerprint = run_fingerprint(compiled, self.model, identity(), asked, settings)
             options.workspace = Workspace(Path(store), fingerprint, resume, options.group)
         if out is not None:
-            outputs = open_output(out, compiled, structure)
+            outputs = open_output(out, compiled, structure, shown)
             in_place = isinstance(out, Tensor) or options.group is None or options.workspace is not None
             if in_place and all(ids is None for ids in shown.values()):
                 options.outputs = outputs
@@ -214,6 +217,32 @@ class Plan:
         return cls(model, compiled_from_json(document, str(path)), document.get("roles"))
 
 
+def _check_files(stores: dict[str, RowStore], store: str | Path, out: Tensor | str | Path | None) -> None:
+    """Raise if what is written would replace a file that is read, or cannot be written."""
+    inputs = [rows.path.resolve() for rows in stores.values() if isinstance(rows, DiskRows)]
+    if str(store) != "ram":
+        directory = Path(store).resolve()
+        if directory.exists() and not directory.is_dir():
+            raise EvaluationArgumentError(f"store={store} is a file; expected a directory; name another")
+        if any(directory == path.parent for path in inputs):
+            raise EvaluationArgumentError(
+                f"store={store} is the directory of the graph; expected one for what is made; name another"
+            )
+    if isinstance(out, Tensor) and out.requires_grad:
+        raise EvaluationArgumentError("out requires gradients; expected a plain tensor; pass out.detach()")
+    if out is None or isinstance(out, Tensor):
+        return
+    path = Path(out).resolve()
+    if path.is_dir() or not path.parent.is_dir():
+        problem = "a directory" if path.is_dir() else f"in {path.parent}, which does not exist"
+        raise EvaluationArgumentError(f"out={out} is {problem}; expected the path of a .npy file; name one")
+    if any(path.parent == read.parent for read in inputs) and (path.parent / "manifest.json").exists():
+        raise EvaluationArgumentError(
+            f"out={out} lies in the directory of the graph; expected another directory, so that no input is replaced; "
+            "name one"
+        )
+
+
 def parse_bytes(memory: int | str | None) -> int | None:
     """Return a number of bytes; text may have a unit.
 
@@ -222,7 +251,7 @@ def parse_bytes(memory: int | str | None) -> int | None:
     """
     if memory is None or isinstance(memory, int):
         return memory
-    text = memory.strip().lower().replace("ib", "i").removesuffix("b")
+    text = str(memory).strip().lower().replace("ib", "i").removesuffix("b")
     units = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
     for unit, factor in units.items():
         if text.endswith(unit):
@@ -232,7 +261,7 @@ def parse_bytes(memory: int | str | None) -> int | None:
         scale = 1
     try:
         return int(float(text) * scale)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise EvaluationArgumentError(
             f"memory={memory!r} is not valid: expected bytes, or text such as '512MB' or '4GiB'; pass a number"
         ) from None
@@ -240,7 +269,7 @@ def parse_bytes(memory: int | str | None) -> int | None:
 
 def _check_positive(**numbers: int | None) -> None:
     for name, number in numbers.items():
-        if number is not None and number <= 0:
+        if number is not None and (not isinstance(number, int) or number <= 0):
             raise EvaluationArgumentError(f"{name}={number} is not valid: expected at least 1, or None; leave it out")
 
 

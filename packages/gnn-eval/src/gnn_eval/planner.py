@@ -13,7 +13,7 @@ from gnn_eval.errors import EvaluationArgumentError, UnsupportedModelError
 from gnn_eval.frontends import export, opaque, vertex
 from gnn_eval.frontends.diagnosis import name_the_operator
 from gnn_eval.lowering import StageProgram, lower
-from gnn_eval.model_call import ModelCall, bind_call
+from gnn_eval.model_call import ModelCall, bind_call, unwrapped
 from gnn_eval.model_state import state_of
 from gnn_eval.plan import Compiled, Plan
 from gnn_eval.program import Program
@@ -58,6 +58,7 @@ def compile(
         InexactPlanError: If the plan and the full forward differ on the subgraph.
         EvaluationArgumentError: If the inputs do not fit the model.
     """
+    model = unwrapped(model)
     call = bind_call(model, example_inputs, roles)
     call.check_ids()
     return compile_call(model, call, frontend, roles, verify)

@@ -25,7 +25,12 @@ __all__ = ["as_node_ids", "rows_to_compute"]
 
 def as_node_ids(nodes: Any, num_nodes: int, node_type: str) -> Tensor:
     """Return int64 ids from an index tensor, a boolean mask or a sequence; checks that they exist."""
-    ids = torch.as_tensor(nodes)
+    try:
+        ids = torch.as_tensor(nodes)
+    except (TypeError, ValueError, RuntimeError):
+        raise EvaluationArgumentError(
+            f"nodes is {nodes!r:.80}; expected ids, a mask, or a dict of these by node type; pass a list or a tensor"
+        ) from None
     if ids.dtype == torch.bool:
         if ids.numel() != num_nodes:
             raise EvaluationArgumentError(

@@ -23,7 +23,9 @@ _EDGE_NAMES = ("edge_weight", "edge_attr", "edge_type")
 _ROLES = ("node", "edge", "relation", "const")
 
 
-def infer_roles(paths: list[Path], names: list[str], tensors: list[torch.Tensor], given: dict[str, str]) -> list[Role]:
+def infer_roles(
+    paths: list[Path], names: list[str], tensors: list[torch.Tensor], given: Mapping[str, str]
+) -> list[Role]:
     """Return the role of each input.
 
     Args:
@@ -51,11 +53,20 @@ def infer_roles(paths: list[Path], names: list[str], tensors: list[torch.Tensor]
                 f"{names[place]} has shape {list(tensor.shape)} and {tensor.dtype}; expected integers of shape "
                 "[2, edges], sources first; transpose it, or call .long()"
             )
+    if not any(role is not None for role in roles):  # no name tells: the only list of edges, if there is one
+        lists = [place for place, name in enumerate(names) if name not in given and _may_be_edges(name, tensors[place])]
+        if len(lists) == 1:
+            roles[lists[0]] = Role("relation", names[lists[0]], "node", "node")
     relations = {r.space: t.size(1) for r, t in zip(roles, tensors, strict=True) if r is not None}
     for place, (path, tensor) in enumerate(zip(paths, tensors, strict=True)):
         if roles[place] is None:
             roles[place] = _role_of_rows(path, names[place], tensor, relations, tensors, names, given)
     return [role for role in roles if role is not None]
+
+
+def _may_be_edges(name: str, tensor: torch.Tensor) -> bool:
+    shaped = tensor.dim() == 2 and tensor.size(0) == 2 and tensor.dtype in (torch.int64, torch.int32)
+    return shaped and name.split(".")[-1] not in _NODE_NAMES
 
 
 def _role_of_rows(
@@ -65,7 +76,7 @@ def _role_of_rows(
     relations: dict[str, int],
     tensors: list[torch.Tensor],
     names: list[str],
-    given: dict[str, str],
+    given: Mapping[str, str],
 ) -> Role:
     asked = given.get(name)
     if asked == "const" or (asked is None and tensor.dim() == 0):
@@ -109,6 +120,10 @@ def _num_homogeneous_nodes(names: list[str], tensors: list[torch.Tensor]) -> int
 
 
 def _check_given(roles: Mapping[str, str], names: list[str]) -> None:
+    if not isinstance(roles, Mapping):
+        raise EvaluationArgumentError(
+            f"roles is a {type(roles).__name__}; expected a dict from input names to roles; pass {{name: role}}"
+        )
     for name, role in roles.items():
         if role not in _ROLES:
             raise EvaluationArgumentError(

@@ -10,13 +10,12 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gnn_eval.disk_rows import DiskRows
+from gnn_eval.disk_rows import DiskRows, load_array
 from gnn_eval.edge_structure import EdgeBlock, EdgeStructure
 from gnn_eval.errors import EvaluationArgumentError
 from gnn_eval.hoisting import StructureEvaluator
@@ -48,7 +47,13 @@ class StoredGraph:
 
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
-        manifest = json.loads((self.directory / "manifest.json").read_text())
+        try:
+            manifest = json.loads((self.directory / "manifest.json").read_text())
+        except ValueError as error:
+            raise EvaluationArgumentError(
+                f"{directory}/manifest.json is not JSON ({error}); expected what convert writes; convert again"
+            ) from None
+        manifest = manifest if isinstance(manifest, dict) else {}
         if (manifest.get("schema"), manifest.get("version")) != GRAPH_SCHEMA:
             raise EvaluationArgumentError(
                 f"{directory}/manifest.json is of schema {manifest.get('schema')} version {manifest.get('version')}; "
@@ -57,18 +62,26 @@ class StoredGraph:
         self.num_nodes, self.num_edges = manifest["num_nodes"], manifest["num_edges"]
         self.node_inputs, self.edge_inputs = manifest["node_inputs"], manifest["edge_inputs"]
         self._halves: list[str] = manifest.get("bfloat16", [])
-        self.indptr = torch.from_numpy(np.load(self.directory / "indptr.npy", allow_pickle=False))
+        self.indptr = self._array("indptr")
         self.node_of_row = self.row_of_node = None
         if (self.directory / "perm.npy").exists():
-            self.node_of_row = torch.from_numpy(np.load(self.directory / "perm.npy", allow_pickle=False))
+            self.node_of_row = self._array("perm")
             self.row_of_node = torch.empty_like(self.node_of_row)
             self.row_of_node[self.node_of_row] = torch.arange(self.num_nodes)
+        if self.indptr.numel() != self.num_nodes + 1 or int(self.indptr[-1]) != self.num_edges:
+            raise EvaluationArgumentError(
+                f"{directory} has row pointers of {self.indptr.numel() - 1} nodes; its manifest names {self.num_nodes} "
+                f"nodes and {self.num_edges} edges; expected the same; convert the graph again"
+            )
+
+    def _array(self, name: str, mode: Literal["c"] | None = None) -> Tensor:
+        return torch.from_numpy(load_array(self.directory / f"{name}.npy", mode))
 
     @property
     def indices(self) -> Tensor:
         """Source row of each edge, mapped from the file, in the order of the files."""
         # A private map: torch asks for writable memory, and nothing is ever written to it.
-        return torch.from_numpy(np.load(self.directory / "indices.npy", mmap_mode="c", allow_pickle=False))
+        return self._array("indices", "c")
 
     def rows(self, name: str) -> DiskRows:
         """Return the rows of an input or of ``indices``."""

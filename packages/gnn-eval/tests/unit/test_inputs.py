@@ -227,3 +227,38 @@ def test_a_mean_over_the_batch_is_caught(graph, monkeypatch):
     monkeypatch.setattr(row_rules, "_RULES", rules)
     with pytest.raises((gnn_eval.InexactPlanError, gnn_eval.UnsupportedModelError)):
         gnn_eval.compile(Centred(), {"x": graph[0], "edges": graph[1]}, roles={"edges": "relation"})
+
+
+class Chain(nn.Module):
+    """Returns its input, a value that a later stage reads, and that stage's result; edges have a name of their own."""
+
+    def forward(self, x, ei):
+        h = torch.zeros_like(x).index_add(0, ei[1], x[ei[0]])
+        return x, h, torch.zeros_like(x).index_add(0, ei[1], h[ei[0]])
+
+
+@pytest.mark.parametrize("store", ["ram", "disk"])
+def test_inputs_and_values_between_stages_may_be_results(make_graph, tmp_path, store):
+    inputs = make_graph()
+    place = store if store == "ram" else tmp_path
+    results = gnn_eval.evaluate(Chain(), inputs, fuse=False, batch_rows=17, store=place)
+    for found, expected in zip(results, Chain()(*inputs), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_a_model_that_changes_its_input_is_refused(make_graph):
+    class InPlace(nn.Module):
+        def forward(self, x, edge_index):
+            return x.add_(1)
+
+    x, edges = make_graph()
+    before = x.clone()
+    with pytest.raises(gnn_eval.UnsupportedModelError, match=r"changes its input x; change a copy"):
+        gnn_eval.evaluate(InPlace(), (x, edges))
+    assert torch.equal(x, before)
+
+
+def test_the_output_tensor_of_some_nodes(sum_net, make_graph):
+    inputs, out = make_graph(), torch.empty(3, 3)
+    assert gnn_eval.evaluate(sum_net, inputs, nodes=[4, 4, 1], out=out, fuse=False) is out
+    assert torch.equal(out, sum_net(*inputs)[[4, 4, 1]])

@@ -204,3 +204,21 @@ def test_memory_is_bounded_and_reported(sum_net, tmp_path):
     plan.run(data, memory="70MiB", fuse=False)
     assert 0.5 * 70 * 2**20 < plan.last_report.peak_bytes < 70 * 2**20
     assert plan.last_report.stages[-1].blocks > 1
+
+
+def test_damaged_graphs_and_outputs_over_them_are_refused(sum_net, make_graph, tmp_path):
+    x, edges = make_graph()
+    folder = tmp_path / "graph"
+    graph = gnn_eval.convert({"x": x, "edge_index": edges}, folder)
+    for options, text in (
+        ({"out": folder / "x.npy"}, "lies in the directory of the graph"),
+        ({"store": folder}, "is the directory of the graph"),
+    ):
+        with pytest.raises(gnn_eval.EvaluationArgumentError, match=text):
+            gnn_eval.evaluate(sum_net, graph, **options)
+    for name, text in (("manifest.json", "not JSON"), ("indptr.npy", "cannot be read"), ("x.npy", "cannot be read")):
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(whole[: len(whole) // 3])
+        with pytest.raises(gnn_eval.EvaluationArgumentError, match=text):
+            gnn_eval.evaluate(sum_net, gnn_eval.StoredGraph(folder))
+        (folder / name).write_bytes(whole)

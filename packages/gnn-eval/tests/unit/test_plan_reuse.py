@@ -124,3 +124,22 @@ def test_model_and_data_stay_as_they_were(net, make_graph):
     assert torch.equal(given["x"], x)
     assert torch.equal(given["edge_index"], edges)
     assert not any(p.grad is not None for p in net.parameters())
+
+
+def test_a_plan_made_under_autocast_is_not_used_without_it(net, make_graph):
+    inputs = make_graph()
+    with torch.autocast("cpu", torch.bfloat16):
+        gnn_eval.evaluate(net, inputs)
+    assert torch.equal(gnn_eval.evaluate(net, inputs, fuse=False), net(*inputs))
+
+
+def test_an_unregistered_tensor_in_the_place_of_a_freed_one_is_noticed(net, make_graph):
+    inputs = make_graph()
+    for scale in range(2, 12):
+        net.scale = torch.full((4,), float(scale))  # the tensor before is freed, so this may get its address
+        assert torch.equal(gnn_eval.evaluate(net, inputs, fuse=False, verify=False), net(*inputs))
+
+
+def test_a_compiled_model_is_evaluated_as_the_model_inside(net, make_graph):
+    inputs = make_graph()
+    assert torch.equal(gnn_eval.evaluate(torch.compile(net), inputs, fuse=False), net(*inputs))

@@ -113,6 +113,11 @@ def capture(
             "remove control flow that depends on values of the graph",
             _line_of_error(error),
         ) from error
+    if changed := list(exported.graph_signature.user_inputs_to_mutate.values()):
+        place = list(exported.graph_signature.user_inputs).index(changed[0])
+        raise UnsupportedModelError(
+            "an operator in place", f"the model changes its input {call.names[place]}", "change a copy, x.clone()"
+        )
     return _Reader(exported, call, {}).program(), flat._record.skeleton
 
 
