@@ -144,7 +144,11 @@ def _split_gcn(layer: Any, graph: Graph) -> SplitLayer:
     split.self_loops = getattr(layer, "add_self_loops", True)
     if getattr(layer, "normalize", True):
         _require_two_way(graph)
-        degrees = graph.in_degrees() + 1 if split.self_loops else graph.in_degrees()
+        degrees = graph.in_degrees()
+        if split.self_loops:  # one loop per node replaces those of the graph
+            sources, destinations = graph.coo()
+            loops = torch.bincount(destinations[sources == destinations], minlength=graph.num_nodes)
+            degrees = degrees - loops + 1
         factor = degrees.to(layer.lin.weight.dtype).pow(-0.5)
         factor[degrees == 0] = 0
         split.source_scale = split.destination_scale = factor

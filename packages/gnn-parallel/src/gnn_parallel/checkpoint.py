@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +73,10 @@ def load_checkpoint(path: str | Path, engine: Engine, optimizer: torch.optim.Opt
     """
     path = Path(path)
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as source, np.load(source, allow_pickle=False) as file:
             settings = json.loads(bytes(file["settings"]))
             tensors = {name: _to_tensor(file[name], settings["dtypes"][name]) for name in settings["dtypes"]}
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise input_error("checkpoint", str(path), f"a file of save_checkpoint ({error})", "check the path") from error
     weights = {name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")}
     own = {name: tuple(value.shape) for name, value in engine.model.state_dict().items()}

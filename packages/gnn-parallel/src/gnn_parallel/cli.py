@@ -218,8 +218,16 @@ def _explain(args: argparse.Namespace) -> dict[str, Any]:
 def _train(args: argparse.Namespace) -> dict[str, Any]:
     job, data = _job(args), load_dataset(args.dataset, args.dtype, args.task)
     job.make_model(data)  # complains here rather than on every rank
-    if args.epochs < 1:
-        raise input_error("epochs", args.epochs, "at least 1", "pass --epochs 5")
+    for name, value, remedy in (
+        ("epochs", args.epochs, "pass --epochs 5"),
+        ("learning-rate", args.learning_rate, "pass --learning-rate 0.003"),
+        ("timeout", args.timeout, "pass seconds, such as --timeout 60"),
+    ):
+        if not 0 < value < float("inf"):
+            raise input_error(name, value, "a positive number", remedy)
+    for name, value in (("clip", args.clip), ("replan-every", args.replan_every)):
+        if not value >= 0:
+            raise input_error(name, value, "at least 0", f"leave --{name} out")
     partition = _read_partition(args, data, _num_ranks(args))
     report = _on_ranks(args, train_on_rank, job, partition, timeout_seconds=args.timeout)[0]
     rows = [
@@ -236,7 +244,14 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
+def _check_counts(**counts: int) -> None:
+    for name, value in counts.items():
+        if value < 1:
+            raise input_error(name, value, "at least 1", f"leave --{name} out")
+
+
 def _verify(args: argparse.Namespace) -> dict[str, Any]:
+    _check_counts(steps=args.steps)
     job, data = _job(args), load_dataset(args.dataset, args.dtype, args.task)
     job.make_model(data)
     partition = _read_partition(args, data, _num_ranks(args))
@@ -291,6 +306,7 @@ def _bench(args: argparse.Namespace) -> dict[str, Any]:
         from gnn_parallel.grid import show_grid
 
         return show_grid(args.link, args.cells)
+    _check_counts(steps=args.steps, rounds=args.rounds)
     job, data = _job(args), load_dataset(args.dataset, args.dtype, args.task)
     partition = _read_partition(args, data, _num_ranks(args))
     result = _on_ranks(args, bench_on_rank, job, partition, args.steps, args.rounds)[0]

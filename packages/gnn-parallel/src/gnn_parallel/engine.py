@@ -33,7 +33,7 @@ from gnn_parallel.errors import PlanMismatchError, UnsupportedLayerError, input_
 from gnn_parallel.features import FeatureTable, ReplicatedFeatures, ShardedFeatures, StoredFeatures, column_slices
 from gnn_parallel.input_layer import InputBlock, InputRows, answering
 from gnn_parallel.loader import Schedule, Share
-from gnn_parallel.parameters import SpreadParameters
+from gnn_parallel.parameters import SpreadParameters, used_once
 from gnn_parallel.plan import Plan
 from gnn_parallel.ranks import Ranks
 from gnn_parallel.strategies import STRATEGIES, Context, NodeFeatureParallel, Strategy
@@ -100,7 +100,7 @@ class Engine:
         self._check_layer()
         inside = self.ranks.inside
         self._columns = column_slices(self.layer.input_width, inside.size)[inside.rank]
-        spread = self.layer.column_parameters() if plan.strategy == "nfp" and inside.size > 1 else []
+        spread = used_once(self.layer.column_parameters(), model) if plan.strategy == "nfp" and inside.size > 1 else []
         self.parameters = SpreadParameters(model, spread, self._columns, self.ranks)
         self._context = self._make_context()
         self.strategy = self._make_strategy(plan.fanouts[-1])

@@ -54,7 +54,19 @@ class InputRows:
 def answering(module: nn.Module, rows: Tensor) -> Iterator[None]:
     """Let ``module`` answer calls with rows computed elsewhere."""
     own = module.__dict__.get("forward")  # set by the user or a wrapper; usually there is none
-    module.forward = lambda *args, **kwargs: rows
+    num_calls = 0
+
+    def answer(*args: Any, **kwargs: Any) -> Tensor:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls > 1:
+            raise UnsupportedLayerError(
+                f"the model calls its input layer {type(module).__name__} {num_calls} times; expected once, since its "
+                "rows come from several ranks; give the other layers modules of their own"
+            )
+        return rows
+
+    module.forward = answer
     try:
         yield
     finally:

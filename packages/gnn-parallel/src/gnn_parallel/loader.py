@@ -112,6 +112,12 @@ class BatchSchedule(Schedule):
             shown = (tuple(self.items.shape), self.items.dtype)
             raise input_error("seeds", shown, "int64 [num_seeds]", "pass node ids, mask.nonzero().view(-1) of a mask")
         super().__post_init__()
+        seen = torch.zeros(int(self.items.max()) + 1, dtype=torch.bool)
+        seen[self.items] = True
+        num_distinct = int(seen.sum())
+        if num_distinct != len(self.items):
+            shown = f"{len(self.items)} ids of {num_distinct} nodes"
+            raise input_error("seeds", shown, "distinct nodes", "pass seeds.unique()")
 
     def batches(self, epoch: int) -> list[Tensor]:
         """Return the seeds of every step of an epoch."""

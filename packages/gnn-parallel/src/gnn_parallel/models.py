@@ -77,7 +77,7 @@ def make_model(
     """
     if name not in MODELS:
         raise input_error("model", name, f"one of {', '.join(MODELS)}", "choose one of them")
-    for label, value in (("hidden", hidden), ("num_layers", num_layers)):
+    for label, value in (("hidden", hidden), ("num_layers", num_layers), ("heads", heads)):
         if value < 1:
             raise input_error(label, value, "at least 1", "pass a positive number")
     if name.startswith("gat") and hidden % heads:

@@ -15,7 +15,21 @@ from torch import Tensor, nn
 from gnn_parallel.errors import input_error
 from gnn_parallel.ranks import Ranks
 
-__all__ = ["SpreadParameters"]
+__all__ = ["SpreadParameters", "used_once"]
+
+
+def used_once(parameters: list[nn.Parameter], model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that one module alone holds.
+
+    Another module would give a tied parameter gradients in all columns on every rank: it is not spread but summed.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    >>> model[1].weight = model[0].weight
+    >>> used_once([model[0].weight], model)
+    []
+    """
+    holders = [id(p) for module in model.modules() for p in {id(p): p for p in module._parameters.values()}.values()]
+    return [parameter for parameter in parameters if holders.count(id(parameter)) == 1]
 
 
 class SpreadParameters:

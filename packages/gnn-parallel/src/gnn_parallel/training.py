@@ -21,6 +21,7 @@ from core_kernels.console import progress, say
 from gnn_parallel.checkpoint import load_checkpoint, save_checkpoint
 from gnn_parallel.clock import TERMS
 from gnn_parallel.engine import Batch, Engine
+from gnn_parallel.errors import input_error
 from gnn_parallel.exchange import TAGS
 from gnn_parallel.features import ShardedFeatures, StoredFeatures
 from gnn_parallel.jobs import LabelledGraph, TrainJob, make_plan
@@ -46,6 +47,9 @@ def train_on_rank(group: Group, job: TrainJob, partition: PartitionBook) -> dict
     data = job.load()
     run = _Run(group, job, data, make_plan(job, data, partition, group))
     first = load_checkpoint(job.resume, run.engine, run.optimizer) if job.resume else 0
+    if first >= job.epochs:
+        expected = f"more than the {first} of checkpoint {job.resume}"
+        raise input_error("epochs", job.epochs, expected, f"pass --epochs {first + 5}")
     for epoch in range(first, job.epochs):
         if job.replan_every and epoch > first and (epoch - first) % job.replan_every == 0:
             run.replan(partition)

@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from core_kernels import partition_graph
+from core_kernels import Graph, partition_graph
 from core_kernels.comm import Group
+from core_kernels.nn import GCNConv
 from gnn_parallel import Engine, GnnParallelError, keyed_dropout, load_checkpoint, make_model, plan, try_strategies
+from gnn_parallel.adapters import split_layer
+from gnn_parallel.input_layer import answering
 
 IDS = torch.arange(10)
 
@@ -24,6 +27,7 @@ WRONG_PLANS = [
     ({"cache": "10%"}, "cache", "'10%'", "leave cache out"),
     ({"cache": 100, "placement": "sharded", "memory_bytes": 500}, "cache", "100", "cache at most 8 rows"),
     ({"seeds": torch.tensor([5, 120])}, "seeds", "120", "pass ids of this graph"),
+    ({"seeds": torch.tensor([5, 5, 6])}, "seeds", "3 ids of 2 nodes", "pass seeds.unique()"),
     ({"seeds": IDS.float()}, "seeds", "torch.float32", "mask.nonzero()"),
     ({"seeds": torch.stack([IDS, IDS]), "num_negatives": 0}, "num_negatives", "0", "pass negatives per pair"),
     ({"num_hosts": 2}, "num_hosts", "2", "give every host as many ranks"),
@@ -64,6 +68,7 @@ def test_everything_else(problem, tmp_path):
     engine = Engine(made, model)
     unbound = type(made).from_json(made.to_json())
     np.savez(tmp_path / "other.npz", a=1)
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "other.npz").read_bytes()[:60])
     layers = SimpleNamespace(wide=make_model("sage", 9, 8, 3, 2, dtype=torch.float64), plain=nn.Linear(7, 3))
     other_graph = problem.graph.symmetrized()
     parts = single["partition"]
@@ -78,10 +83,24 @@ def test_everything_else(problem, tmp_path):
         (lambda: try_strategies(made, model, Group.single(), 0), "num_steps", "0", "number of steps"),
         (lambda: keyed_dropout(torch.ones(2, 2), IDS[:2], 1.5, 0), "p", "1.5", "pass 0 for none"),
         (lambda: load_checkpoint(tmp_path / "other.npz", engine), "checkpoint", "other.npz", "check the path"),
+        (lambda: load_checkpoint(tmp_path / "cut.npz", engine), "checkpoint", "cut.npz", "check the path"),
+        (lambda: make_model("gat", 7, 8, 3, 2, heads=0), "heads", "0", "pass a positive number"),
+        (lambda: call_twice(model.convs[0]), "SAGEConv", "2 times", "modules of their own"),
         (lambda: make_model("sage", 7, 0, 3, 2), "hidden", "0", "pass a positive number"),
     ]
     for call, name, value, remedy in calls:
         check(call, name, value, remedy)
+
+
+def call_twice(layer):
+    with answering(layer, torch.ones(2, 8)):
+        layer(layer(None))
+
+
+def test_loops_of_the_graph_are_replaced_before_degrees_are_counted():
+    graph = Graph.from_edge_index(torch.tensor([[0, 1, 1, 2, 0, 0], [1, 0, 2, 1, 0, 0]]), 3)
+    scale = split_layer(GCNConv(4, 2), graph).source_scale
+    assert torch.equal(scale, torch.tensor([2.0, 3.0, 2.0]).pow(-0.5))
 
 
 def check(call, name, value, remedy):
