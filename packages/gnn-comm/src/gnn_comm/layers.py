@@ -139,6 +139,11 @@ class FullGraphModel(nn.Module):
 
         Collective: all ranks, with a communicator.
         """
+        if isinstance(target, Communicator) and 0 < target.plan.num_layers < len(self.convs):
+            raise GnnCommArgumentError(
+                f"the model has {len(self.convs)} layers, the plan holds copies for {target.plan.num_layers}; expected "
+                f"copies for every layer; plan with num_layers={len(self.convs)}"
+            )
         for number, conv in enumerate(self.convs):
             x = self._layer(target, conv, x, "features" if number == 0 else None)
             if number < len(self.convs) - 1:

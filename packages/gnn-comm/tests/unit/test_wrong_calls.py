@@ -35,7 +35,13 @@ def unlabelled():
     return replace(datasets.rmat(16, 32), features=torch.ones(16, 4), num_classes=2)
 
 
+def deeper_than_copies():
+    made = plan(split(ONE), ONE, "replication", num_layers=1)
+    build_model("gcn", 4, 8, 2)(Communicator(made, Group.single()), torch.ones(4, 4))
+
+
 CALLS = {
+    "layers": (deeper_than_copies, "2 layers", "copies for 1", "plan with num_layers=2"),
     "method": (lambda: partition(RING, TWO, "chaco"), "method='chaco'", "hierarchical", "choose one"),
     "planner": (lambda: plan(split(), TWO, "magic"), "planner='magic'", "spst", "choose one"),
     "parts": (lambda: plan(split(), Topology.preset("hosts4")), "2 parts", "4", "partition for this topology"),
