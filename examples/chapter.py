@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import base64
 import html
+import importlib.util
 import io
 import os
 import platform
@@ -58,7 +59,12 @@ def shown_error(error: float) -> str:
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """Return a parser with the option every example has."""
+    """Return a parser with the option every example has; end at once where plots cannot be drawn, not at the end."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise SystemExit(
+            "matplotlib is not installed, every example draws with it; run pip install "
+            '"./packages/core-kernels[data,partition,plot]" -c constraints/cpu.txt'
+        )
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--report", metavar="FILE.html", type=Path, help="write the result with its plots to one file")
     return made
