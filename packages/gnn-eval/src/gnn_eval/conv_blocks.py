@@ -3,6 +3,9 @@
 A block has the destinations, whose rows of the result are those wanted, then the source rows. One extra node before and
 one after, each with an edge to itself, are there for layers that fail where the first or last node has no edges. Node
 types and relations that do not lead to the destinations are passed with no rows.
+
+Destinations keep their position modulo 4 of the full graph, with rows of zeros between where they must: matrix products
+inside a layer add up narrow rows according to their address (see :mod:`gnn_eval.row_exact`).
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ from gnn_eval.lowering import EdgeSet, Step
 from gnn_eval.program import Program, Value
 
 __all__ = ["make_conv"]
+
+_GROUP = 4
+_FEW_ROWS = 16
 
 
 def make_conv(program: Program, step: Step, structure: StructureEvaluator) -> Callable[[dict[str, Any], Block], Tensor]:
@@ -47,14 +53,17 @@ def make_conv(program: Program, step: Step, structure: StructureEvaluator) -> Ca
     empty_edges = [torch.empty(2, 0, dtype=torch.int64)] * len(call.roles)
 
     def run(slots: dict[str, Any], block: Block) -> Tensor:
-        num_rows = block.destinations.num_rows
+        places = _places(block)
         filled: list[Any] = list(empty_edges)
         for place, role in in_order:
             if place in constants:
                 filled[place] = constants[place]
             elif role[0] == "node":
                 parts = [slots[step.inputs[k]] for k in (f"{place} range", f"{place} sources") if k in step.inputs]
-                filled[place] = join(parts) if parts else empty[place]
+                if f"{place} range" in step.inputs and not call.takes_graph:
+                    filled[place] = _with_last_row([_spread(parts[0], places), *parts[1:]])
+                else:
+                    filled[place] = join(parts) if parts else empty[place]
             elif role[0] == "edge":
                 slot = step.inputs.get(f"{place} edges")
                 filled[place] = empty[place] if slot is None else join([slots[slot]])
@@ -62,20 +71,47 @@ def make_conv(program: Program, step: Step, structure: StructureEvaluator) -> Ca
                 filled[place] = _graph_block(block, *edges[place], degrees[place])
             elif place in edges:
                 last = [filled[role[1]].size(0) - 1, filled[role[2]].size(0) - 1]
-                filled[place] = _local_edges(block, *edges[place], role[1] == destination, last)
+                filled[place] = _local_edges(block, places, *edges[place], role[1] == destination, last)
         args, kwargs = fill(call.skeleton, filled, lambda _: None)
         _, leaves = take_apart(function(*args, **kwargs))
-        first = 0 if call.takes_graph else 1
-        return leaves[output][1][first : first + num_rows]
+        result = leaves[output][1]
+        return result[: block.destinations.num_rows] if call.takes_graph else result[places]
 
     return run
 
 
-def _local_edges(block: Block, edge_set: EdgeSet, source: str, is_square: bool, last: list[int]) -> Tensor:
+def _places(block: Block) -> Tensor:
+    """Return where each destination goes: congruent modulo 4 to its id, behind the extra row and distinct."""
+    chosen = block.destinations
+    if chosen.ids is None:
+        return torch.arange(chosen.num_rows) + (chosen.start % _GROUP or _GROUP)
+    residues, places = chosen.ids % _GROUP, torch.empty_like(chosen.ids)
+    for residue in range(_GROUP):
+        members = (residues == residue).nonzero().flatten()
+        places[members] = (torch.arange(members.numel()) + 1) * _GROUP + residue
+    return places
+
+
+def _num_places(places: Tensor) -> int:
+    return max(int(places.max()) + 1 if places.numel() else 1, _FEW_ROWS)
+
+
+def _spread(rows: Tensor, places: Tensor) -> Tensor:
+    spread = rows.new_zeros((_num_places(places), *rows.shape[1:]))
+    return spread.index_copy_(0, places, rows)
+
+
+def _local_edges(
+    block: Block, places: Tensor, edge_set: EdgeSet, source: str, is_square: bool, last: list[int]
+) -> Tensor:
     local = block.local[(edge_set, source)].long()
     if is_square:  # destinations are sources too: a self-loop must lead from a row to itself
-        local = _place_of_sources(block, edge_set, source)[local]
-    inner = torch.stack([local + 1, block.edges[edge_set].rows_of_edges() + 1])
+        among = _place_of_sources(block, edge_set, source)[local]
+        others = among - places.numel() + _num_places(places)
+        sources = torch.where(among < places.numel(), places[among.clamp(max=places.numel() - 1)], others)
+    else:
+        sources = local + 1
+    inner = torch.stack([sources, places[block.edges[edge_set].rows_of_edges()]])
     return torch.cat([torch.zeros(2, 1, dtype=torch.int64), inner, torch.tensor(last).view(2, 1)], 1)
 
 
@@ -116,8 +152,11 @@ def _place_of_sources(block: Block, edge_set: EdgeSet, source: str) -> Tensor:
 
 
 def _with_extra_rows(parts: list[Tensor]) -> Tensor:
-    extra = parts[0].new_zeros((1, *parts[0].shape[1:]))
-    return torch.cat([extra, *parts, extra])
+    return _with_last_row([parts[0].new_zeros((1, *parts[0].shape[1:])), *parts])
+
+
+def _with_last_row(parts: list[Tensor]) -> Tensor:
+    return torch.cat([*parts, parts[0].new_zeros((1, *parts[0].shape[1:]))])
 
 
 def _empty_rows(program: Program, name: str) -> Tensor:

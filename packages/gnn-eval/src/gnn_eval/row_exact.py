@@ -1,11 +1,13 @@
 """Matrix products whose rows do not depend on how many rows are computed at once.
 
-BLAS computes a row of a product the same way in any large matrix, with three exceptions, found by measurement with MKL
+BLAS computes a row of a product the same way in any large matrix, with four exceptions, found by measurement with MKL
 2024 and handled here:
 
 - very few rows take another kernel, so blocks are padded to at least 16 rows;
 - rows whose width is not a multiple of 16 bytes are added up according to their address modulo 16, so each row is put
   at a position congruent modulo 4 to its position in the full matrix;
+- matrices of a batch lie one behind the other, so their address depends on the number of rows before them: with such
+  rows, blocks of batched products are filled to the remainder modulo 4 of the full matrix;
 - products with one output column take rows in groups of four and the last one to three rows of the matrix one by one,
   so blocks are filled to whole groups, and rows at the end of the full matrix are computed as the end of a matrix.
 """
@@ -76,6 +78,8 @@ class RowExactProduct:
     ):
         self._call, self._row_dims, self._result, self._num_rows = call, row_dims, result, num_rows
         self._by_position, self._one_column = by_position or bool(one_column), one_column
+        dims = [dim for dim, _ in [*row_dims.values(), *([result] if result else [])]]
+        self._is_batched = self._by_position and any(dims)
         tail = (num_rows * one_column) % _GROUP
         self._tail_rows = -(-tail // one_column) if tail else 0
 
@@ -90,13 +94,18 @@ class RowExactProduct:
         before = first % _GROUP if self._by_position else 0
         if rows < _FEW_ROWS:
             before += _FEW_ROWS
-        ends = ids is None and first + rows == self._num_rows
-        after = -(before + rows) % _GROUP if self._one_column and not ends else 0
+        after = self._num_rows_after(before + rows, ends=ids is None and first + rows == self._num_rows)
         if not before and not after and (not self._by_position or ids is None):
             return self._call(self._aligned(tensors), rows)
         target = before + rows + after
         places = slice(before, before + rows)
         return self._pick(self._call(self._placed(tensors, places, target), target), places)
+
+    def _num_rows_after(self, rows: int, ends: bool) -> int:
+        """Return how many rows to add behind so many."""
+        if self._is_batched:
+            return (self._num_rows - rows) % _GROUP
+        return -rows % _GROUP if self._one_column and not ends else 0
 
     def _run_scattered(self, tensors: dict[str, Tensor], rows: int, ids: Tensor) -> Any:
         """Give every row a position congruent to its id."""
@@ -107,6 +116,8 @@ class RowExactProduct:
             rank[members] = torch.arange(members.numel())
         places = rank * _GROUP + residue
         target = max(int(rank.max()) + 1, _FEW_ROWS // _GROUP) * _GROUP
+        if self._is_batched:
+            target += self._num_rows % _GROUP
         result = self._pick(self._call(self._placed(tensors, places, target), target), places)
         if self._tail_rows and self._result is not None:
             self._redo_tail(tensors, ids, result, *self._result)
