@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,8 +22,10 @@ import torch
 import torch.nn.functional as F
 from chapter import Chapter, finish, new_figure, parser, shown_error
 from evaluate_every_node import Net as WholeNet
-from full_graph_exchange import HIDDEN
+from full_graph_exchange import HIDDEN, fit
 from full_graph_exchange import Net as SpreadNet
+from grow_while_training import losses as losses_of
+from grow_while_training import train as train_job
 
 import elastic_train
 import gnn_comm
@@ -36,7 +37,6 @@ from core_kernels.console import format_bytes, format_seconds
 from core_kernels.interconnect import Interconnect
 from core_kernels.topology import processor_topology
 from elastic_train.events import read_events
-from elastic_train.launchers import LocalJob
 
 BATCH_SIZE, FANOUTS, EPOCHS = 512, (10, 10), 4
 
@@ -81,24 +81,8 @@ def work(folder: Path) -> None:
 
 def train_elastically(folder: Path, grows: bool) -> tuple[list[float], list[dict]]:
     """Run the job; returns the loss of every global batch and the job's events."""
-    folder.mkdir()
-    environment = {"OMP_NUM_THREADS": "1", "ELASTIC_TRAIN_LEASE_SECONDS": "10"}
-    with LocalJob([__file__, "--work", str(folder)], folder, environment=environment) as job:
-        job.scale_out(1)
-        if grows:
-            job.wait_for_workers(1)
-            job.scale_out(1)
-            job.wait_for_workers(2)
-            time.sleep(1)
-        (folder / "hurry").touch()
-        codes = job.wait(100)
-    if any(codes.values()):
-        sys.exit(f"workers ended with {codes}; read what they printed")
-    losses = {}
-    for path in folder.glob("w*.jsonl"):
-        for line in map(json.loads, path.read_text().splitlines()):
-            losses[line["step"]] = losses.get(line["step"], 0.0) + line["loss"]
-    return [losses[step] for step in sorted(losses)], read_events(job.events)
+    job, lines = train_job(__file__, folder, grows)
+    return losses_of(lines), read_events(job.events)
 
 
 def tune(group, plan: gnn_comm.Plan, weights: str, epochs: int) -> tuple[list[float], dict, torch.Tensor, int]:
@@ -109,15 +93,7 @@ def tune(group, plan: gnn_comm.Plan, weights: str, epochs: int) -> tuple[list[fl
     mask = communicator.dispatch(data.train_mask, own_only=True)
     model = SpreadNet(data.num_features, data.num_classes)
     model.load_state_dict(torch.load(weights))
-    optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.002, weight_decay=5e-4), []
-    for _ in range(epochs):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(communicator, x)[mask], labels[mask], reduction="sum") / int(data.train_mask.sum())
-        loss.backward()
-        for parameter in model.parameters():
-            parameter.grad = group.all_reduce(parameter.grad, tag="parameters", ordered=True)
-        optimizer.step()
-        losses.append(group.all_reduce(loss.detach(), ordered=True).item())
+    losses = fit(group, communicator, model, x, labels, mask, epochs, learning_rate=0.002)
     with torch.no_grad():
         rows = communicator.collect(model(communicator, x))
     sent = int(group.all_reduce(torch.tensor(communicator.sent_bytes())))

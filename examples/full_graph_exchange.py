@@ -34,6 +34,21 @@ class Net(torch.nn.Module):
         return exchanged(communicator, lambda block, rows, _: second(block, rows), hidden)
 
 
+def fit(group, communicator, model, x, labels, mask, epochs: int, learning_rate: float) -> list[float]:
+    """Train the model on the whole graph; returns the loss of each epoch. Collective."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate, weight_decay=5e-4)
+    num_train, losses = int(group.all_reduce(mask.sum())), []
+    for _ in range(epochs):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(communicator, x)[mask], labels[mask], reduction="sum") / num_train
+        loss.backward()
+        for parameter in model.parameters():
+            parameter.grad = group.all_reduce(parameter.grad, tag="parameters", ordered=True)
+        optimizer.step()
+        losses.append(group.all_reduce(loss.detach(), ordered=True).item())
+    return losses
+
+
 def train(group, plan: gnn_comm.Plan, data: GraphData, epochs: int) -> dict:
     """Train on this rank's part of the graph."""
     torch.manual_seed(0)
@@ -43,17 +58,7 @@ def train(group, plan: gnn_comm.Plan, data: GraphData, epochs: int) -> dict:
     x, labels = communicator.dispatch(data.features), communicator.dispatch(data.labels, own_only=True)
     masks = [communicator.dispatch(mask, own_only=True) for mask in (data.train_mask, data.test_mask)]
     model = Net(data.num_features, data.num_classes)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
-    num_train, losses = int(data.train_mask.sum()), []
-    for _ in range(epochs):
-        optimizer.zero_grad()
-        logits = model(communicator, x)
-        loss = F.cross_entropy(logits[masks[0]], labels[masks[0]], reduction="sum") / num_train
-        loss.backward()
-        for parameter in model.parameters():
-            parameter.grad = group.all_reduce(parameter.grad, tag="parameters", ordered=True)
-        optimizer.step()
-        losses.append(group.all_reduce(loss.detach(), ordered=True).item())
+    losses = fit(group, communicator, model, x, labels, masks[0], epochs, learning_rate=0.01)
     with torch.no_grad():
         hits = (model(communicator, x).argmax(1) == labels)[masks[1]]
     counts = group.all_reduce(torch.tensor([int(hits.sum()), len(hits)]))

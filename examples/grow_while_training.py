@@ -56,10 +56,11 @@ def work(folder: Path) -> None:
         torch.save(net.state_dict(), folder / "weights.pt")
 
 
-def train(folder: Path, grows: bool) -> tuple[LocalJob, list[dict]]:
-    """Run a job to its end; returns it and the lines of all workers."""
+def train(script: str, folder: Path, grows: bool) -> tuple[LocalJob, list[dict]]:
+    """Run a job whose workers are ``script --work FOLDER`` to its end; returns it and the lines of all workers."""
+    folder.mkdir()
     environment = {"OMP_NUM_THREADS": "1", "ELASTIC_TRAIN_LEASE_SECONDS": "10"}
-    with LocalJob([__file__, "--work", str(folder)], folder, environment=environment) as job:
+    with LocalJob([script, "--work", str(folder)], folder, environment=environment) as job:
         job.scale_out(1)
         if grows:
             job.wait_for_workers(1)
@@ -85,9 +86,8 @@ def run() -> Chapter:
     """Run the job quietly and growing, and compare."""
     with tempfile.TemporaryDirectory() as name:
         folders = [Path(name) / part for part in ("quiet", "growing")]
-        for folder in folders:
-            folder.mkdir()
-        quiet, (job, lines) = train(folders[0], grows=False)[1], train(folders[1], grows=True)
+        _, quiet = train(__file__, folders[0], grows=False)
+        job, lines = train(__file__, folders[1], grows=True)
         pauses = [event["seconds"] for event in read_events(job.events) if event["event"] == "switched"]
         weights = [torch.load(folder / "weights.pt") for folder in folders]
     found, expected = losses(lines), losses(quiet)

@@ -139,7 +139,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
 
     shown = Table(title=title, title_justify="left", title_style="bold")
     for position, column in enumerate(columns):
-        shown.add_column(column, justify="left" if position == 0 else "right")
+        shown.add_column(column, justify="left" if position == 0 else "right", overflow="fold")
     for row in rows:
         shown.add_row(*(escape(str(cell)) for cell in row))
     Console().print(shown)

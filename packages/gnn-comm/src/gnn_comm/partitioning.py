@@ -110,13 +110,23 @@ class Partition:
 
     @classmethod
     def load(cls, dir: str | Path) -> Partition:
-        """Read a partition written by :meth:`save`."""
+        """Read a partition written by :meth:`save`.
+
+        Raises:
+            PlanMismatchError: Files are missing or damaged.
+        """
         import json
 
         folder = Path(dir)
-        header = json.loads((folder / "communication.json").read_text())
-        book, graph = PartitionBook.load(folder / "book"), Graph.load(folder / "graph")
-        return cls(book, graph, header["graph_fingerprint"], header["method"])
+        try:
+            header = json.loads((folder / "communication.json").read_text())
+            book, graph = PartitionBook.load(folder / "book"), Graph.load(folder / "graph")
+            return cls(book, graph, header["graph_fingerprint"], header["method"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise PlanMismatchError(
+                f"dir={str(dir)!r} cannot be read ({error}); expected a whole folder written by Partition.save; "
+                "partition again"
+            ) from error
 
 
 def partition(

@@ -7,6 +7,7 @@ checks them. It is one ``.npz`` file without pickled objects.
 from __future__ import annotations
 
 import json
+import zipfile
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -232,8 +233,13 @@ class Plan:
         Raises:
             PlanMismatchError: The file is no plan of this version, was changed, or belongs to another partition.
         """
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                arrays = {name: stored[name] for name in stored.files}
+        except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+            raise PlanMismatchError(
+                f"path={str(path)!r} cannot be read ({error}); expected a whole file written by Plan.save; plan again"
+            ) from error
         header = json.loads(arrays.pop("document", np.zeros(0, np.uint8)).tobytes() or b"{}")
         if header.get("schema") != SCHEMA or header.get("version") != VERSION:
             found = f"{header.get('schema')!r} version {header.get('version')!r}"

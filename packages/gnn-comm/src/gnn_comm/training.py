@@ -55,6 +55,11 @@ class TrainSettings:
     quantize_rows: int | None = None
     compress_gradients: str | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("hidden", "num_layers", "num_epochs"):
+            if getattr(self, name) < 1:
+                raise GnnCommArgumentError(f"{name}={getattr(self, name)} is not valid; expected at least 1; raise it")
+
     def build(self, data: GraphData) -> FullGraphModel:
         """Build the model with the parameters this seed gives on every rank."""
         torch.manual_seed(self.seed)

@@ -10,7 +10,7 @@ import torch
 from core_kernels import Graph, datasets
 from core_kernels.comm import Group
 from core_kernels.topology import Link, Node, Topology
-from gnn_comm import Communicator, partition, plan
+from gnn_comm import Communicator, Partition, Plan, partition, plan
 from gnn_comm.bench_cli import read_hosts, read_numbers
 from gnn_comm.gradients import GradientReducer
 from gnn_comm.layers import build_model
@@ -57,6 +57,9 @@ CALLS = {
     "ranks": (lambda: Communicator(plan(split(), TWO), Group.single()), "2 devices", "1 ranks", "start 2 ranks"),
     "rows": (lambda: alone().graph_all_gather(torch.ones(3, 2)), "(3, 2)", "4 rows", "dispatch()"),
     "labels": (lambda: train_alone(RING, unlabelled(), TrainSettings()), "'rmat'", "no labels", "complete it"),
+    "epochs": (lambda: TrainSettings(num_epochs=0), "num_epochs=0", "at least 1", "raise it"),
+    "plan file": (lambda: Plan.load(__file__), "path=", "test_wrong_calls.py", "plan again"),
+    "folder": (lambda: Partition.load("nowhere"), "dir='nowhere'", "Partition.save", "partition again"),
     "preset": (lambda: Topology.preset("dgx9"), "'dgx9'", "nvswitch8", "choose one"),
 }
 

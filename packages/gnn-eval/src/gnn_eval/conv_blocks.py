@@ -23,11 +23,12 @@ from gnn_eval.frontends.opaque import conv_call
 from gnn_eval.hoisting import StructureEvaluator
 from gnn_eval.lowering import EdgeSet, Step
 from gnn_eval.program import Program, Value
+from gnn_eval.row_exact import FEW_ROWS, congruent_places
 
 __all__ = ["make_conv"]
 
-_GROUP = 4
-_FEW_ROWS = 16
+_ROWS_BEFORE = 4
+"""Room for the extra row; a multiple of 4, so that places stay congruent."""
 
 
 def make_conv(program: Program, step: Step, structure: StructureEvaluator) -> Callable[[dict[str, Any], Block], Tensor]:
@@ -83,17 +84,12 @@ def make_conv(program: Program, step: Step, structure: StructureEvaluator) -> Ca
 def _places(block: Block) -> Tensor:
     """Return where each destination goes: congruent modulo 4 to its id, behind the extra row and distinct."""
     chosen = block.destinations
-    if chosen.ids is None:
-        return torch.arange(chosen.num_rows) + (chosen.start % _GROUP or _GROUP)
-    residues, places = chosen.ids % _GROUP, torch.empty_like(chosen.ids)
-    for residue in range(_GROUP):
-        members = (residues == residue).nonzero().flatten()
-        places[members] = (torch.arange(members.numel()) + 1) * _GROUP + residue
-    return places
+    ids = torch.arange(chosen.start, chosen.stop) if chosen.ids is None else chosen.ids
+    return congruent_places(ids) + _ROWS_BEFORE
 
 
 def _num_places(places: Tensor) -> int:
-    return max(int(places.max()) + 1 if places.numel() else 1, _FEW_ROWS)
+    return max(int(places.max()) + 1 if places.numel() else 1, FEW_ROWS)
 
 
 def _spread(rows: Tensor, places: Tensor) -> Tensor:

@@ -59,16 +59,15 @@ def convert(
     num_nodes, num_edges = stores["x"].num_rows, edges.size(1)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    graph = Graph.from_edge_index(edges, num_nodes)
-    indptr, indices, edge_ids, nodes = graph.indptr, graph.indices, graph.edge_ids, None
+    graph, nodes = Graph.from_edge_index(edges, num_nodes), None
     if order == "cluster":
-        nodes = cluster_order(indptr, indices, cluster_rows)
-        indptr, indices, edge_ids = _permuted(graph, nodes)
+        nodes = cluster_order(graph.indptr, graph.indices, cluster_rows)
+        graph = graph.permute(nodes)
         np.save(directory / "perm.npy", nodes.numpy())
     else:
         (directory / "perm.npy").unlink(missing_ok=True)
-    np.save(directory / "indptr.npy", indptr.numpy())
-    np.save(directory / "indices.npy", indices.numpy())
+    np.save(directory / "indptr.npy", graph.indptr.numpy())
+    np.save(directory / "indices.npy", graph.indices.numpy())
     kinds: dict[str, list[str]] = {"node_inputs": [], "edge_inputs": []}
     for name, rows in stores.items():
         per_edge = rows.num_rows == num_edges and ("edge" in name or num_edges != num_nodes)
@@ -78,7 +77,7 @@ def convert(
                 "leave it out"
             )
         kinds["edge_inputs" if per_edge else "node_inputs"].append(name)
-        copy_rows(rows, directory / f"{name}.npy", edge_ids if per_edge else nodes)
+        copy_rows(rows, directory / f"{name}.npy", graph.edge_ids if per_edge else nodes)
     schema, version = GRAPH_SCHEMA
     halves = [name for name, rows in stores.items() if rows.read_range(0, 0).dtype == torch.bfloat16]
     counts = {"num_nodes": num_nodes, "num_edges": num_edges}
@@ -108,15 +107,3 @@ def copy_rows(rows: RowStore, path: Path, ids: Tensor | None = None, window_byte
 
 def _as_rows(given: Tensor | str | Path) -> RowStore:
     return RamRows(given) if isinstance(given, Tensor) else DiskRows(Path(given))
-
-
-def _permuted(graph, nodes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return row pointers, sources and edge ids of a graph whose node ``nodes[i]`` becomes node ``i``."""
-    row_of_node = torch.empty_like(nodes)
-    row_of_node[nodes] = torch.arange(nodes.numel())
-    indptr = torch.zeros_like(graph.indptr)
-    torch.cumsum(graph.indptr.diff()[nodes], 0, out=indptr[1:])
-    shift = torch.repeat_interleave(graph.indptr[nodes] - indptr[:-1], indptr.diff())
-    positions = shift.add_(torch.arange(shift.numel()))
-    indices = row_of_node[graph.indices[positions].long()].to(graph.indices.dtype)
-    return indptr, indices, positions if graph.edge_ids is None else graph.edge_ids[positions]

@@ -23,11 +23,20 @@ from torch import Tensor
 
 from gnn_eval.program import Program, Value
 
-__all__ = ["PRODUCTS", "RowExactProduct", "depends_on_position", "pick_result", "positions_of_one_column"]
+__all__ = [
+    "FEW_ROWS",
+    "PRODUCTS",
+    "RowExactProduct",
+    "congruent_places",
+    "depends_on_position",
+    "pick_result",
+    "positions_of_one_column",
+]
 
 PRODUCTS = {"linear", "addmm", "mm", "matmul", "mv", "bmm", "baddbmm", "einsum"}
 PRODUCTS |= {"lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell"}
-_FEW_ROWS = 16
+FEW_ROWS = 16
+"""Products of fewer rows take another path."""
 _GROUP = 4
 _ALIGNED_BYTES = 16
 
@@ -53,6 +62,19 @@ def depends_on_position(program: Program, value: Value) -> bool:
         if is_matrix and operand.shape[-1].constant * operand.dtype.itemsize % _ALIGNED_BYTES:
             return True
     return False
+
+
+def congruent_places(ids: Tensor) -> Tensor:
+    """Return distinct places, as near to the front as can be, each congruent modulo 4 to its id.
+
+    >>> congruent_places(torch.tensor([9, 2, 5, 6])).tolist()
+    [1, 2, 5, 6]
+    """
+    residues, places = ids % _GROUP, torch.empty_like(ids)
+    for residue in range(_GROUP):
+        members = (residues == residue).nonzero().flatten()
+        places[members] = torch.arange(members.numel()) * _GROUP + residue
+    return places
 
 
 class RowExactProduct:
@@ -92,8 +114,8 @@ class RowExactProduct:
         if ids is not None and self._by_position:
             return self._run_scattered(tensors, rows, ids)
         before = first % _GROUP if self._by_position else 0
-        if rows < _FEW_ROWS:
-            before += _FEW_ROWS
+        if rows < FEW_ROWS:
+            before += FEW_ROWS
         after = self._num_rows_after(before + rows, ends=ids is None and first + rows == self._num_rows)
         if not before and not after and (not self._by_position or ids is None):
             return self._call(self._aligned(tensors), rows)
@@ -109,13 +131,8 @@ class RowExactProduct:
 
     def _run_scattered(self, tensors: dict[str, Tensor], rows: int, ids: Tensor) -> Any:
         """Give every row a position congruent to its id."""
-        residue = ids % _GROUP
-        rank = torch.empty_like(ids)
-        for group in range(_GROUP):
-            members = (residue == group).nonzero().flatten()
-            rank[members] = torch.arange(members.numel())
-        places = rank * _GROUP + residue
-        target = max(int(rank.max()) + 1, _FEW_ROWS // _GROUP) * _GROUP
+        places = congruent_places(ids)
+        target = max(int(places.max()) // _GROUP + 1, FEW_ROWS // _GROUP) * _GROUP
         if self._is_batched:
             target += self._num_rows % _GROUP
         result = self._pick(self._call(self._placed(tensors, places, target), target), places)
@@ -156,7 +173,7 @@ class RowExactProduct:
         here = (ids >= self._num_rows - self._tail_rows).nonzero().flatten()
         if here.numel() == 0:
             return
-        short = min(self._num_rows, _FEW_ROWS + self._num_rows % _GROUP)
+        short = min(self._num_rows, FEW_ROWS + self._num_rows % _GROUP)
         places = ids[here] - self._num_rows + short
         chosen = {
             slot: tensors[slot].index_select(row_dim, _spread(here, per_row))
