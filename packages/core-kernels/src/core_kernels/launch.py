@@ -9,6 +9,7 @@ Callers may not assume that module state of the launcher exists in a rank: each 
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -81,7 +82,7 @@ def current_group(timeout_seconds: float = 600.0) -> Group:
     Args:
         timeout_seconds: Longest wait for one collective, when the group is made here.
 
-    Collective: the first call, by all ranks of the job.
+    Collective: the first call, by all ranks of the job. A group made here is destroyed when the program ends.
 
     >>> current_group().size
     1
@@ -113,4 +114,13 @@ def _join_environment(timeout_seconds: float) -> Group:
         backend = "nccl"
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     dist.init_process_group(backend, init_method="env://", timeout=timedelta(seconds=timeout_seconds))
+    atexit.register(_leave_job)
     return Group(timeout_seconds=timeout_seconds)
+
+
+def _leave_job() -> None:
+    """End the group that this process joined, unless the program has done so itself."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()

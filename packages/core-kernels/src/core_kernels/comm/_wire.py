@@ -10,6 +10,8 @@ in reductions; on NCCL, sends and receives must be posted as one group or they c
 
 from __future__ import annotations
 
+import atexit
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -24,6 +26,19 @@ _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp
 _GLOO_REDUCES = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32}
 _GLOO_REDUCES |= {torch.int64, torch.complex64, torch.complex128}
 
+_open: weakref.WeakSet[Wire] = weakref.WeakSet()
+
+
+@atexit.register
+def _release_transports() -> None:
+    """Let go of every process group before the interpreter shuts down.
+
+    A gloo thread drops a finished work a moment after its waiter has gone on. If the interpreter is shutting down by
+    then, that thread cannot take the GIL to free the tensors and the process aborts; ending the group joins it first.
+    """
+    for wire in list(_open):
+        wire.process_group = None
+
 
 class Wire:
     """One process group seen as a mover of bytes.
@@ -34,6 +49,7 @@ class Wire:
 
     def __init__(self, process_group: Any):
         self.process_group = process_group
+        _open.add(self)
         self.rank, self.size = process_group.rank(), process_group.size()
         self.backend = str(process_group.name()).lower().removeprefix("processgroup")
         self.is_nccl = "nccl" in self.backend
