@@ -20,9 +20,20 @@ LEAVES = ("gnn-parallel", "gnn-comm", "gnn-eval", "recsys-embed", "autopar", "el
 PACKAGES = (CORE, *LEAVES)
 IMPORT_NAME = {p: p.replace("-", "_") for p in PACKAGES} | {"elastic": "elastic_train"}
 DIST_NAME = {p: p for p in PACKAGES} | {"elastic": "elastic-train"}
-TEST_TOOLS = ("pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "jaxtyping>=0.2.30", "beartype>=0.18")
+TEST_TOOLS = (
+    "pytest>=8",
+    "pytest-timeout>=2.3",
+    "pytest-xdist>=3.6",
+    "hypothesis>=6.100",
+    "jaxtyping>=0.2.30",
+    "beartype>=0.18",
+)
 TEST_PEERS = ("torch_geometric>=2.6", "torchmetrics>=1.4")
 EXTRAS = {CORE: "[data,partition,plot]"}
+# Tests wait for ranks half of the time: two files at once. A file stays on one worker, as its pool of ranks does.
+TWO_AT_ONCE = ("-n", "2", "--dist", "loadfile")
+# A CUDA compiler without a toolkit; newer ones than 13.0 emit PTX that 13.0 drivers refuse.
+NVRTC = ("cuda-bindings>=13.0,<13.1", "nvidia-cuda-nvrtc==13.0.*")
 # What `bench` runs for a package, each a program that takes --json FILE; all of them together take a few minutes.
 BENCHES = {
     CORE: (
@@ -139,7 +150,7 @@ def examples(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run every test and docstring example of every package (without GPU and without the long ones)."""
     install(session, *LEAVES, tools=TEST_TOOLS + TEST_PEERS)
-    pytest(session, "-q", "-m", "not gpu and not slow", "--doctest-modules", "packages", "tests")
+    pytest(session, "-q", *TWO_AT_ONCE, "-m", "not gpu and not slow", "--doctest-modules", "packages", "tests")
 
 
 @nox.session
@@ -178,6 +189,8 @@ def emulate(session: nox.Session) -> None:
 def compile_cuda(session: nox.Session, arch: str) -> None:
     """Compile every CUDA kernel instance to machine code for one architecture; no device needed."""
     install(session, CORE)
+    if not shutil.which("nvcc"):
+        session.install(*NVRTC)
     session.run("core-kernels", "compile", "--arch", arch, *session.posargs)
 
 
@@ -207,7 +220,7 @@ def minimums(session: nox.Session) -> None:
 def matrix(session: nox.Session, torch: str) -> None:
     """Run the tests on one Python and one torch."""
     install(session, *LEAVES, tools=TEST_TOOLS, torch=torch)
-    pytest(session, "-q", "-m", "not gpu and not slow and not peer", "packages")
+    pytest(session, "-q", *TWO_AT_ONCE, "-m", "not gpu and not slow and not peer", "packages")
 
 
 # -- check -------------------------------------------------------------------------------------------------------------
