@@ -1,9 +1,12 @@
 """A worker's agent: a background thread that keeps the worker's place in the job.
 
 It renews the worker's lease, takes part in electing the leader, and connects the groups of new generations while the
-training thread goes on. When it leads, it also watches the others and decides on membership. A member whose process is
-gone is struck out at once; one whose lease ran out although its process is there hangs, and is killed where it runs on
-the same host, so that its connections close and the others notice.
+training thread goes on. When it leads, it also decides on membership. Who leads looks at all members at every turn; the
+others look at the leader, and at everybody a few times per lease or when something is amiss, so that a turn costs
+little however many workers there are. See :mod:`elastic_train.liveness` for what happens to members that are lost.
+
+An agent that cannot reach the store any more ends, and shuts the worker's connections: a worker that nobody can see
+must not train on.
 
 Callers may not assume that the agent changes what the training thread uses: it only offers groups, see ``offered``.
 """
@@ -13,12 +16,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from elastic_train.coordinator import Limits, Member, decide
@@ -27,7 +29,9 @@ from elastic_train.errors import FencedError, StoreError
 from elastic_train.events import EventLog
 from elastic_train.generation import Generation, GenerationLog
 from elastic_train.group import Links, connect, serve_rendezvous
+from elastic_train.liveness import Watch, cut_connections, is_gone, start_ticks
 from elastic_train.stores.base import Store
+from elastic_train.stragglers import find_straggler
 
 __all__ = ["Agent"]
 
@@ -47,6 +51,8 @@ class Agent:
         timeout_seconds: Longest wait for peers in a group.
         interface: Address that sockets bind to.
         poll_seconds: Time between two looks at the store.
+        token: The job's token.
+        straggler_ratio: A worker that computes this many times as long as the median is replaced; ``None`` for none.
     """
 
     def __init__(
@@ -60,6 +66,8 @@ class Agent:
         timeout_seconds: float = 10.0,
         interface: str = "127.0.0.1",
         poll_seconds: float = 0.02,
+        token: str = "",
+        straggler_ratio: float | None = None,
     ):
         self._store, self._prefix, self._worker = store, f"{job}/", worker
         self._limits, self._events, self._interface = limits, events, interface
@@ -68,12 +76,15 @@ class Agent:
         self._log = GenerationLog(store, self._prefix + "generation")
         self._lock, self._wake, self._stop = threading.RLock(), threading.Event(), threading.Event()
         pid = os.getpid()
-        self._member = Member(worker, "ready", 0, socket.gethostname(), pid, _start_ticks(pid), time.time())
-        self._seen: dict[str, Member] = {}
-        self._suspects: dict[str, tuple[Member, float]] = {}
+        self._member = Member(
+            worker, "ready", 0, socket.gethostname(), pid, start_ticks(pid), time.time(), address=interface
+        )
+        self._watch, self._leader = Watch(worker, lease_seconds), None
+        self._token, self._straggler_ratio = token, straggler_ratio
+        self.connect: Callable[..., Links] = connect
         self._offer: tuple[int, Links | None] = (0, None)
         self._building, self._claimed = 0, 0
-        self._due, self._looked = 0.0, float("-inf")
+        self._due, self._look_due = 0.0, 0.0
         self._server: Any = None
         self._wants_to_leave = False
         self.newest: Generation | None = None
@@ -91,13 +102,21 @@ class Agent:
 
     def start(self) -> None:
         """Publish this worker as ready and begin."""
-        self._publish()
+        self.publish_ready()
         self._thread.start()
+
+    def publish_ready(self) -> None:
+        """Publish this worker as ready, and whom it replaces."""
+        order = self._store.get(f"{self._prefix}replace/{self._worker}")
+        if order is not None:
+            self._member = replace(self._member, replaces=order.value["worker"])
+            self._store.delete(f"{self._prefix}replace/{self._worker}")
+        self._publish()
 
     def report_running(self, generation: int) -> None:
         """Publish that this worker trains in a generation."""
         with self._lock:
-            self._member = replace(self._member, phase="running", generation=generation)
+            self._member = replace(self._member, phase="running", generation=generation, replaces="", num_timed=0)
         self._publish()
         self._wake.set()
 
@@ -115,6 +134,25 @@ class Agent:
         self._publish()
         self._wake.set()
         return given_up
+
+    def report_step(self, step: int, compute_seconds: float, samples_per_second: float) -> None:
+        """Note how fast this worker is; it is published when the lease is renewed.
+
+        Args:
+            step: Steps committed.
+            compute_seconds: From getting the batch to waiting for the others.
+            samples_per_second: Samples of all workers.
+        """
+        with self._lock:
+            before, weight = self._member, 0.2 if self._member.num_timed else 1.0
+            self._member = replace(
+                before,
+                step=step,
+                compute_seconds=before.compute_seconds + weight * (compute_seconds - before.compute_seconds),
+                samples_per_second=before.samples_per_second
+                + weight * (samples_per_second - before.samples_per_second),
+                num_timed=before.num_timed + 1,
+            )
 
     def ask_to_leave(self) -> None:
         """Ask to be left out of the next generation; safe in a signal handler."""
@@ -158,22 +196,28 @@ class Agent:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                self._tick()
+                self.turn()
             except FencedError as error:
                 _logger.info("worker %s: %s", self._worker, error)
             except Exception as error:
                 self.failure = error
                 _logger.exception("worker %s: its agent ends", self._worker)
+                for address in {member.address for member in self._watch.seen.values()}:
+                    cut_connections(address)
                 return
             self._wake.wait(self._poll_seconds)
             self._wake.clear()
 
-    def _tick(self) -> None:
+    def turn(self) -> None:
+        """Look once at what has changed, and act on it."""
         is_due = time.monotonic() >= self._due or self._wants_to_leave > self._member.is_leaving
         if is_due:
             self._read_wish()
             self._publish()
-        members = self._look()
+        has_leader = self._leader is not None and not is_gone(self._leader)
+        members = None
+        if self._election.is_leader or not has_leader or self._member.phase == "failed" or self._is_time_to_look():
+            members = self._look()
         if is_due or self._claimed == 0 or not self._election.is_leader:
             self._election.campaign()
         self.newest = self._log.read()
@@ -182,8 +226,13 @@ class Agent:
                 self._log.claim(self._election.epoch)
                 self._claimed = self._election.epoch
                 self._events.write("leader", epoch=self._claimed)
-            self._lead(members)
+            self._lead(members or self._look())
+        elif members is not None:
+            self._leader = members.get(self._election.leader() or "")
         self._follow()
+
+    def _is_time_to_look(self) -> bool:
+        return time.monotonic() >= self._look_due
 
     def _read_wish(self) -> None:
         """Leave when this process or a controller asks for it."""
@@ -194,41 +243,24 @@ class Agent:
                 self._member = replace(self._member, is_leaving=True)
 
     def _look(self) -> dict[str, Member]:
-        """Return the living members; strike out the dead and kill those that hang."""
+        """Return the living members; strike out those that are lost."""
+        self._look_due = time.monotonic() + self._lease_seconds / 5
         entries = self._store.scan(f"{self._prefix}member/")
         found = {entry.value["worker"]: Member(**entry.value) for entry in entries.values()}
         for worker, member in list(found.items()):
-            if _is_gone(member):
+            if is_gone(member):
                 self._store.delete(self._key(worker), entries[self._key(worker)].version)
                 self._election.depose(worker)
                 del found[worker]
-        self._kill_hung(found)
+        for worker in self._watch.strike(found):
+            self._events.write("killed", lost=worker)
         return {worker: member for worker, member in found.items() if member.phase != "left"}
-
-    def _kill_hung(self, found: dict[str, Member]) -> None:
-        """Kill members of this host whose lease ran out while we watched, although their process is there.
-
-        One that is stopped is killed at once. Another may just lack processor time, so it gets two more leases.
-        """
-        now = time.monotonic()
-        is_watching, self._looked = now - self._looked < self._lease_seconds / 2, now
-        for worker, member in self._seen.items():
-            is_local = member.host == self._member.host and worker != self._worker
-            if is_watching and worker not in found and is_local and member.phase != "left":
-                self._suspects[worker] = (member, now)
-        self._seen = found
-        for worker, (member, since) in list(self._suspects.items()):
-            if worker in found or _is_gone(member):
-                del self._suspects[worker]
-            elif _is_stopped(member.pid) or now - since > 2 * self._lease_seconds:
-                del self._suspects[worker]
-                self._events.write("killed", lost=worker)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(member.pid, signal.SIGKILL)
 
     def _lead(self, members: dict[str, Member]) -> None:
         change = decide(self.newest, members, self._limits)
         if change is None:
+            if self._straggler_ratio is not None and self.newest is not None and self.newest.status == "commit":
+                self._replace_straggler(members)
             return
         epoch = self._election.epoch
         if change.reason == "commit":
@@ -239,6 +271,15 @@ class Agent:
         self._server, address = serve_rendezvous(self._interface)
         self.newest = self._log.propose(epoch, change.members, address, change.reason)
         self._events.write("propose", generation=self.newest.number, members=list(change.members), reason=change.reason)
+
+    def _replace_straggler(self, members: dict[str, Member]) -> None:
+        """Order a replacement for a worker that holds the others up; once a minute, as a launcher has to start it."""
+        assert self._straggler_ratio is not None
+        slow = find_straggler(members, self._straggler_ratio)
+        if slow is None or self._store.put(f"{self._prefix}slow/{slow}", {}, 0, 60.0) is None:
+            return
+        self._events.write("straggler", slow=slow, seconds=members[slow].compute_seconds)
+        self._store.put(f"{self._prefix}order/replace-{slow}", {"count": 1, "replaces": slow})
 
     def _follow(self) -> None:
         """Begin to connect the newest generation, or offer to leave when it is without this worker."""
@@ -257,7 +298,7 @@ class Agent:
     def _build(self, generation: Generation) -> None:
         begin = time.monotonic()
         try:
-            links = connect(generation, self._worker, self._interface, self._timeout_seconds)
+            links = self.connect(generation, self._worker, self._interface, self._timeout_seconds, self._token)
         except RuntimeError as error:
             self._events.write("unconnected", generation=generation.number, error=str(error)[:300])
             with self._lock:
@@ -273,27 +314,3 @@ class Agent:
             self._events.write("connected", generation=generation.number, seconds=seconds)
         else:
             links.drop()
-
-
-def _process_fields(pid: int) -> list[str]:
-    """Return what the kernel says of a process, from its state on; ``["X"]`` when it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ["X"]
-
-
-def _start_ticks(pid: int) -> int:
-    """Return when a process started, 0 when it is gone or a zombie."""
-    fields = _process_fields(pid)
-    return 0 if fields[0] in "ZX" else int(fields[19])
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether a process was stopped by a signal or a debugger."""
-    return _process_fields(pid)[0] in "Tt"
-
-
-def _is_gone(member: Member) -> bool:
-    """Whether a member ran on this host and its process has ended."""
-    return member.host == socket.gethostname() and _start_ticks(member.pid) != member.pid_started

@@ -35,6 +35,12 @@ class Member:
         joined: Order of joining.
         is_leaving: Whether it asked to leave.
         broken: Newest generation whose group it could not connect.
+        address: Address its sockets bind to.
+        replaces: Worker whose place it takes in the same switch, empty for none.
+        step: Steps it has committed.
+        compute_seconds: Running mean of its own part of a step, before it waits for others.
+        samples_per_second: Running mean of the job's throughput as it sees it.
+        num_timed: Steps in these means.
     """
 
     worker: str
@@ -46,6 +52,12 @@ class Member:
     joined: float = 0.0
     is_leaving: bool = False
     broken: int = 0
+    address: str = ""
+    replaces: str = ""
+    step: int = 0
+    compute_seconds: float = 0.0
+    samples_per_second: float = 0.0
+    num_timed: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,7 +90,9 @@ def decide(newest: Generation | None, alive: dict[str, Member], limits: Limits) 
     >>> decide(None, {"a": Member("a")}, Limits(min_workers=1)).members
     ('a',)
     """
-    ready = sorted((m for m in alive.values() if m.phase == "ready"), key=lambda m: (m.joined, m.worker))
+    ready = sorted(
+        (m for m in alive.values() if m.phase == "ready"), key=lambda m: (not m.replaces, m.joined, m.worker)
+    )
     newcomers = [m.worker for m in ready if not m.is_leaving]
     if newest is None:
         enough = len(newcomers) >= limits.min_workers
@@ -95,6 +109,8 @@ def decide(newest: Generation | None, alive: dict[str, Member], limits: Limits) 
         if all(w in alive for w in newest.members) and not is_broken:
             return None
         base = [w for w in newest.members if w in alive and alive[w].phase == "running"]
+        # Who was to be replaced still runs, and stays when its replacement died.
+        base += sorted(m.worker for m in running if m.worker not in newest.members)
         if not running:  # the first generation lost a member before it ran
             enough = len(newcomers) >= limits.min_workers
             return Change(tuple(newcomers[: limits.max_workers]), "start") if enough else None
@@ -125,7 +141,8 @@ def _resize(
     is_forced: bool = False,
 ) -> Change | None:
     """Let those go that want to, take in those that wait."""
-    staying = [w for w in base if not alive[w].is_leaving]
+    replaced = {alive[w].replaces for w in newcomers}
+    staying = [w for w in base if not alive[w].is_leaving and w not in replaced]
     wanted = (staying + newcomers)[: limits.max_workers]
     if len(wanted) < limits.min_workers:
         wanted = (base + newcomers)[: limits.max_workers]

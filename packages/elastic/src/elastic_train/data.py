@@ -36,7 +36,7 @@ class ElasticDataLoader:
         job: The job; ``None`` takes the one of this process.
 
     Attributes:
-        indices: Samples of the present batch that count.
+        indices: Samples of the present global batch that this worker counts, up to this pass.
     """
 
     def __init__(
@@ -83,10 +83,9 @@ class ElasticDataLoader:
         return torch.randperm(len(self._dataset), generator=generator).tolist()
 
     def _take_share(self, batch: list[int]) -> Any:
-        links = self._job.links
-        assert links is not None
-        begin = len(batch) * links.rank // links.size
-        end = len(batch) * (links.rank + 1) // links.size
-        self.indices = batch[begin:end]
-        self._job.set_share(len(self.indices), len(batch))
-        return self._collate([self._dataset[i] for i in self.indices or batch[:1]])
+        share, num_shares, is_first = self._job.next_share()
+        begin = len(batch) * share // num_shares
+        end = len(batch) * (share + 1) // num_shares
+        self.indices = ([] if is_first else self.indices) + batch[begin:end]
+        self._job.set_share(end - begin, len(batch))
+        return self._collate([self._dataset[i] for i in batch[begin:end] or batch[:1]])

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from elastic_train.errors import input_error
 from elastic_train.group import Links
 
-__all__ = ["GradientSum"]
+__all__ = ["GradientSum", "make_buckets"]
 
 
 class _Bucket:
@@ -49,7 +49,7 @@ class GradientSum:
         self.share = 1.0
         self._failure: Exception | None = None
         self._next = 0
-        self._buckets = _make_buckets(module, bucket_bytes)
+        self._buckets = make_buckets(module, bucket_bytes)
         self._bucket_of = {p: bucket for bucket in self._buckets for p in bucket.views}
         for parameter in self._bucket_of:
             parameter.register_post_accumulate_grad_hook(self._take)
@@ -108,7 +108,8 @@ class GradientSum:
             bucket.work = None
 
 
-def _make_buckets(module: nn.Module, bucket_bytes: int) -> list[_Bucket]:
+def make_buckets(module: nn.Module, bucket_bytes: int) -> list[_Bucket]:
+    """Return the parameters that require gradients in buckets of one type each, the last parameters first."""
     buckets: list[_Bucket] = []
     current: list[nn.Parameter] = []
     for parameter in reversed([p for p in module.parameters() if p.requires_grad]):

@@ -10,6 +10,8 @@ frees the members that still wait in it.
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,17 +21,30 @@ import torch.distributed as dist
 from torch import Tensor
 
 from elastic_train.generation import Generation
+from elastic_train.stores.signed import sign
 
 __all__ = ["Links", "connect", "serve_rendezvous"]
 
 
 def serve_rendezvous(interface: str = "127.0.0.1") -> tuple[dist.TCPStore, str]:
     """Start a rendezvous on a free port; returns it, to be kept while members connect, and its ``host:port``."""
-    server = dist.TCPStore(interface, 0, is_master=True, wait_for_workers=False)
-    return server, f"{interface}:{server.port}"
+    with socket.socket() as listener:  # left to itself, torch's server binds to every address of the host
+        listener.bind((interface, 0))
+        listener.listen(512)
+        port = listener.getsockname()[1]
+        server = dist.TCPStore(
+            interface, port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno())
+        )
+    return server, f"{interface}:{port}"
 
 
-def connect(generation: Generation, worker: str, interface: str = "127.0.0.1", timeout_seconds: float = 10.0) -> Links:
+def connect(
+    generation: Generation,
+    worker: str,
+    interface: str = "127.0.0.1",
+    timeout_seconds: float = 10.0,
+    token: str = "",
+) -> Links:
     """Connect this worker with all members of a generation.
 
     Args:
@@ -37,6 +52,7 @@ def connect(generation: Generation, worker: str, interface: str = "127.0.0.1", t
         worker: This worker.
         interface: Address the sockets bind to.
         timeout_seconds: Longest wait for the members, and later for one operation.
+        token: The job's token; members meet under keys that cannot be known without it.
 
     Returns:
         The links, once all members are there.
@@ -50,7 +66,7 @@ def connect(generation: Generation, worker: str, interface: str = "127.0.0.1", t
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=interface)]
     options._timeout = timeout
     rank = generation.members.index(worker)
-    prefix = dist.PrefixStore(f"generation-{generation.number}/", store)
+    prefix = dist.PrefixStore(sign(token, str(generation.number), *generation.members), store)
     group = dist.ProcessGroupGloo(prefix, rank, len(generation.members), options)
     return Links(generation.number, generation.members, rank, group)
 
@@ -97,6 +113,12 @@ class Links:
     def receive_async(self, tensor: Tensor, rank: int, tag: int) -> Any:
         """Start filling a contiguous tensor from a member."""
         return self._group.recv([tensor], rank, tag)
+
+    def broadcast_async(self, tensor: Tensor, rank: int) -> Any:
+        """Start sending a contiguous tensor of one member to all others, into theirs."""
+        options: Any = dist.BroadcastOptions()
+        options.rootRank = rank
+        return self._group.broadcast([tensor], options)
 
     def drop(self) -> None:
         """Close the connections."""

@@ -26,6 +26,7 @@ from elastic_train.errors import ElasticError, FencedError, InputError, WorkerLo
 from elastic_train.events import EventLog
 from elastic_train.gradients import GradientSum
 from elastic_train.group import Links
+from elastic_train.logical import LogicalGradients
 from elastic_train.state import State
 
 __all__ = ["Job", "StepInfo"]
@@ -59,6 +60,8 @@ class Job:
         agent: The agent.
         events: Where events go.
         recover_seconds: Longest wait for the survivors of a failure, or for the first generation.
+        logical_workers: Shares of the global batch whose gradients are kept apart, so that weights do not depend on the
+            number of workers; 0 for none, see :mod:`elastic_train.logical`.
 
     Attributes:
         step: Steps committed.
@@ -67,22 +70,25 @@ class Job:
         is_leaving: Whether this worker has left and its loop should end.
     """
 
-    def __init__(self, agent: Agent, events: EventLog, recover_seconds: float = 60.0):
+    def __init__(self, agent: Agent, events: EventLog, recover_seconds: float = 60.0, logical_workers: int = 0):
         self.agent, self.events, self._recover_seconds = agent, events, recover_seconds
         self.step, self.epoch, self.cursor = 0, 0, 0
         self.is_leaving = False
         self.links: Links | None = None
-        self.gradients: GradientSum | None = None
+        self.gradients: GradientSum | LogicalGradients | None = None
+        self._logical_workers = logical_workers
         self.state: State | None = None
         self.batch_size = 0
         self._switch_to, self._is_open, self._has_run = 0, False, False
+        self._batch_begun, self._step_ended = time.monotonic(), time.monotonic()
         self._callbacks: list[Callable[[StepInfo], None]] = []
 
     def wrap(self, module: torch.nn.Module) -> torch.nn.Module:
         """Sum the module's gradients over the workers; returns the module."""
         if self.gradients is not None:
             raise InputError("wrap was called twice: expected one module; wrap a module that holds both")
-        self.gradients = GradientSum(module)
+        count = self._logical_workers
+        self.gradients = LogicalGradients(module, count) if count else GradientSum(module)
         return module
 
     def on_resize(self, callback: Callable[[StepInfo], None]) -> None:
@@ -101,19 +107,32 @@ class Job:
         self.events.write("ready")
         self._enter_next(after=0)
 
+    def next_share(self) -> tuple[int, int, bool]:
+        """Return which share of how many this worker computes now, and whether it is its first of the step."""
+        assert self.links is not None
+        if isinstance(self.gradients, LogicalGradients):
+            return self.gradients.next_share, self.gradients.num_shares, self.gradients.is_first
+        return self.links.rank, self.links.size, True
+
     def set_share(self, num_samples: int, num_global: int) -> None:
-        """Say how many of the global batch's samples this worker computes."""
+        """Say how many of the global batch's samples this worker computes in the pass that begins."""
         assert self.gradients is not None
+        if isinstance(self.gradients, LogicalGradients):
+            self.gradients.begin(self.step)
         self.gradients.share, self.batch_size = num_samples / num_global, num_global
+        self._batch_begun = time.monotonic()
 
     def commit(self) -> bool:
-        """Finish the gradients and vote; returns whether the step counts."""
+        """Finish the gradients and vote; returns whether the step counts, or is only a pass of several."""
         if self._is_open:
             raise ElasticError(
                 f"step {self.step} was not ended: expected notify_batch_end() after each optimizer step; add the call"
             )
         assert self.links is not None
         assert self.gradients is not None
+        if isinstance(self.gradients, LogicalGradients) and not self.gradients.keep():
+            return False
+        compute_seconds = time.monotonic() - self._batch_begun
         try:
             self.gradients.finish()
             number = self.agent.offered()[0]
@@ -125,6 +144,8 @@ class Job:
         self.step += 1
         self.cursor += self.batch_size
         self._is_open = True
+        begun, self._step_ended = self._step_ended, time.monotonic()
+        self.agent.report_step(self.step, compute_seconds, self.batch_size / max(self._step_ended - begun, 1e-9))
         return True
 
     def notify_batch_end(self) -> StepInfo:

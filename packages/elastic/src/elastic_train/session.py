@@ -30,7 +30,10 @@ def init(
     worker_id: str | None = None,
     lease_seconds: float | None = None,
     timeout_seconds: float = 10.0,
-    interface: str = "127.0.0.1",
+    interface: str | None = None,
+    token: str | None = None,
+    straggler_ratio: float | None = None,
+    logical_workers: int = 0,
 ) -> Job:
     """Make this process a worker of a job; what is left out comes from the launcher's environment.
 
@@ -42,7 +45,13 @@ def init(
         worker_id: Name of this worker, of its own; made from host and process id by default.
         lease_seconds: After this long without a sign a worker counts as lost.
         timeout_seconds: Longest wait for peers in one collective.
-        interface: Address that sockets bind to; loopback unless the job spans hosts.
+        interface: Address that sockets bind to; loopback unless the job spans hosts and names it here or in
+            ``ELASTIC_TRAIN_INTERFACE``.
+        token: The job's token, see :func:`elastic_train.stores.find_token`.
+        straggler_ratio: A worker that computes this many times as long as the median of the others is replaced by a
+            fresh one, which the job's launcher starts; ``None`` replaces nobody.
+        logical_workers: Shares of a step whose gradients are kept apart, so that weights are bitwise the same for any
+            number of workers up to this one; 0 is faster and equal to rounding.
 
     Returns:
         The job.
@@ -58,7 +67,7 @@ def init(
     from elastic_train.agent import Agent
     from elastic_train.coordinator import Limits
     from elastic_train.job import Job
-    from elastic_train.stores import open_store
+    from elastic_train.stores import find_token, open_store
 
     address, name = store or os.environ.get("ELASTIC_TRAIN_STORE"), job_id or os.environ.get("ELASTIC_TRAIN_JOB")
     if not address or not name:
@@ -66,16 +75,24 @@ def init(
         raise input_error(missing, None, "a value", "pass it, or start the script with elastic-train run")
     least = _number(min_workers, "ELASTIC_TRAIN_MIN_WORKERS", 1)
     most = _number(max_workers, "ELASTIC_TRAIN_MAX_WORKERS", max(64, least))
+    if logical_workers < 0 or 0 < logical_workers < least:
+        expected = f"0, or at least min_workers={least}"
+        raise input_error("logical_workers", logical_workers, expected, "use a multiple of the usual number of workers")
+    most = min(most, logical_workers) if logical_workers else most
     if not 1 <= least <= most:
         raise input_error("min_workers", least, f"between 1 and max_workers={most}", "correct the limits")
     worker = worker_id or os.environ.get("ELASTIC_TRAIN_WORKER") or f"{socket.gethostname()}-{os.getpid()}"
-    opened = open_store(address)
+    if straggler_ratio is not None and not straggler_ratio > 1:
+        raise input_error("straggler_ratio", straggler_ratio, "above 1", "use 1.2 or more")
+    secret = find_token(address, token)
+    opened = open_store(address, secret)
     _check_free(opened, name, worker)
     lease = lease_seconds or float(os.environ.get("ELASTIC_TRAIN_LEASE_SECONDS", "2.0"))
     events = EventLog(os.environ.get("ELASTIC_TRAIN_EVENTS"), worker)
     limits = Limits(least, most)
-    agent = Agent(opened, name, worker, limits, events, lease, timeout_seconds, interface)
-    _job = Job(agent, events)
+    place = interface or os.environ.get("ELASTIC_TRAIN_INTERFACE") or "127.0.0.1"
+    agent = Agent(opened, name, worker, limits, events, lease, timeout_seconds, place, 0.02, secret, straggler_ratio)
+    _job = Job(agent, events, logical_workers=logical_workers)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: agent.ask_to_leave())
     return _job

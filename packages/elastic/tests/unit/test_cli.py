@@ -12,7 +12,7 @@ from elastic_train.events import EventLog
 from elastic_train.generation import GenerationLog
 from elastic_train.launchers import LocalJob
 from elastic_train.session import current_job, init
-from elastic_train.stores import FileStore
+from elastic_train.stores import open_store
 
 
 def test_simulate_prints_json(traces, capsys):
@@ -24,7 +24,7 @@ def test_simulate_prints_json(traces, capsys):
 
 
 def test_status_leave_and_events_of_a_job(tmp_path, capsys):
-    store = FileStore(tmp_path)
+    store = open_store(f"file://{tmp_path}")
     GenerationLog(store, "job/generation").propose(1, ("a", "b"), "", "start")
     address = f"file://{tmp_path}"
     assert main(["status", "--store", address, "--json"]) == 0
@@ -49,7 +49,7 @@ def test_wrong_input_is_named(tmp_path, monkeypatch):
         init()
     with pytest.raises(InputError, match="correct the limits"):
         init(f"file://{tmp_path}", "job", min_workers=3, max_workers=2)
-    store = FileStore(tmp_path)
+    store = open_store(f"file://{tmp_path}")
     store.put("job/member/a", {})
     with pytest.raises(JobStateError, match="worker id 'a' is taken in job 'job'"):
         init(f"file://{tmp_path}", "job", worker_id="a")

@@ -38,7 +38,7 @@ def propose_as_an_old_leader():
 
 
 def join_under_a_taken_id(folder):
-    store = FileStore(folder)
+    store = open_store(f"file://{folder}")
     store.put("job/member/a", {})
     store.close()
     elastic_train.init(f"file://{folder}", "job", worker_id="a")
