@@ -10,12 +10,13 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from core_kernels.comm import Group
 from core_kernels.interconnect import Interconnect
@@ -33,9 +34,26 @@ from recsys_embed.prefetch import PrefetchPipeline
 from recsys_embed.profile import AccessStats
 from recsys_embed.training import load_clicks
 
-__all__ = ["SYSTEMS", "BenchJob", "bench_data", "bench_on_rank", "bench_plan"]
+__all__ = [
+    "CRITEO_CARDINALITIES",
+    "SYSTEMS",
+    "BenchJob",
+    "bench_data",
+    "bench_on_rank",
+    "bench_plan",
+    "compare_systems",
+    "endless",
+    "measure_dense",
+    "own_steps",
+]
 
 SYSTEMS = ("ours", "no_prefetch", "all_to_all", "torchrec")
+
+#: Distinct ids of the 26 fields of Criteo's display advertising challenge.
+CRITEO_CARDINALITIES = (
+    1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652,
+    2173, 4, 7046547, 18, 15, 286181, 105, 142572,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,13 +62,14 @@ class BenchJob:
 
     Attributes:
         system: One of ``SYSTEMS``.
-        dataset: ``"zipf"``, or what ``train`` takes.
+        dataset: ``"zipf"`` (26 fields with the cardinalities of Criteo's, at most ``zipf_rows``), ``"zipf-even"`` (26
+            fields of ``zipf_rows`` rows: few ids repeat), or what ``train`` takes.
         batch_size: Samples per rank.
         width: Width of rows.
         hidden: Widths of the model's hidden layers.
         steps: Steps measured, after ``warmup``.
         plan: Hot tier.
-        zipf_rows: Rows of each of the 26 fields of the synthetic data.
+        zipf_rows: Most rows of a field of the synthetic data.
     """
 
     system: str
@@ -61,7 +80,7 @@ class BenchJob:
     steps: int = 12
     warmup: int = 3
     plan: Plan | None = None
-    zipf_rows: int = 40_000
+    zipf_rows: int = 200_000
 
 
 class _PlainSpace(RowSpace):
@@ -92,10 +111,61 @@ class _PlainCollection(TieredEmbeddingBagCollection):
 
 def bench_data(job: BenchJob) -> ClickData:
     """Return the samples; synthetic ones are 16 global batches of four ranks."""
-    if job.dataset != "zipf":
+    if job.dataset not in ("zipf", "zipf-even"):
         return load_clicks(job.dataset)
-    fields = [FieldSpec(f"C{i + 1}", job.zipf_rows, 1.05) for i in range(26)]
-    return make_clicks(job.batch_size * 64, fields)
+    rows = [job.zipf_rows if job.dataset == "zipf-even" else min(job.zipf_rows, n) for n in CRITEO_CARDINALITIES]
+    return make_clicks(job.batch_size * 64, [FieldSpec(f"C{i + 1}", n, 1.05) for i, n in enumerate(rows)])
+
+
+class _GivenRows(nn.Module):
+    """Stands for a collection whose pooled rows are there already."""
+
+    def __init__(self, data: ClickData, width: int):
+        super().__init__()
+        self.tables, self.features = data.tables(width), list(data.fields)
+
+    def forward(self, values: Tensor) -> Any:
+        return SimpleNamespace(values=lambda: values)
+
+
+def measure_dense(group: Group, job: BenchJob, repeats: int = 6) -> float:
+    """Return the seconds of forward and backward of the model without its rows, all ranks at once. Collective."""
+    data = bench_data(job)
+    model = make_model("dlrm", _GivenRows(data, job.width), data.dense.shape[1], job.hidden)
+    batch = next(iter(data.batches(job.batch_size, seed=3)))
+    pooled = torch.randn(job.batch_size, len(data.fields) * job.width, requires_grad=True)
+    seconds = []
+    for _ in range(repeats):
+        group.barrier("dense")
+        begin = time.perf_counter()
+        model(SimpleNamespace(dense=batch.dense, features=pooled)).sum().backward()
+        seconds.append(time.perf_counter() - begin)
+    own = torch.tensor(statistics.median(seconds[1:]), dtype=torch.float64)
+    return group.all_reduce(own, "mean", tag="dense").item()
+
+
+def compare_systems(rows: Sequence[dict[str, Any]], predicted_bytes: float | None) -> dict[str, float]:
+    """Return what ours gains over the other systems that ran, medians over repeats.
+
+    Returns:
+        ``exposed_over_<system>`` and ``speed_over_<system>``: times as long, times as many samples per second;
+        ``bytes_over_predicted``: interface bytes of ours over the prediction.
+    """
+
+    def middle(system: str, what: str) -> float:
+        return statistics.median(r[what] for r in rows if r["system"] == system)
+
+    systems = {r["system"] for r in rows}
+    if "ours" not in systems:
+        return {}
+    found = {}
+    for other in sorted(systems - {"ours"}):
+        found[f"speed_over_{other}"] = middle(other, "step_seconds") / middle("ours", "step_seconds")
+        if other != "torchrec":
+            found[f"exposed_over_{other}"] = middle(other, "exposed_seconds") / middle("ours", "exposed_seconds")
+    if predicted_bytes:
+        found["bytes_over_predicted"] = middle("ours", "interface_bytes") / predicted_bytes
+    return found
 
 
 def endless(data: ClickData, job: BenchJob, rank: int, world_size: int) -> Iterator[ClickBatch]:
@@ -137,7 +207,7 @@ def bench_on_rank(group: Group, job: BenchJob) -> dict[str, Any]:
         embeddings = kind(data.tables(job.width), plan, SGD(0.05), group)
         model = make_model("dlrm", embeddings, data.dense.shape[1], job.hidden)
         before = _sent(embeddings)
-        marks = _own_steps(embeddings, model, job, batches)
+        marks = own_steps(embeddings, model, job, batches)
     seconds = [stop[0] - start[0] for start, stop in itertools.pairwise(marks[job.warmup :])]
     measured = (marks[-1][0] - marks[job.warmup][0]) / job.steps
     result = {"system": job.system, "step_seconds": measured, "median_step_seconds": statistics.median(seconds)}
@@ -157,9 +227,10 @@ def _sent(embeddings: TieredEmbeddingBagCollection) -> int:
     return sum(channel.counters.sent() for channel in {channels.now, channels.ahead, channels.control})
 
 
-def _own_steps(
+def own_steps(
     embeddings: TieredEmbeddingBagCollection, model: nn.Module, job: BenchJob, batches: list[ClickBatch]
 ) -> list[tuple[float, dict[str, float]]]:
+    """Train on batches with SGD; return the time, and the seconds waited so far, after every step. Collective."""
     optimizer, criterion = torch.optim.SGD(model.parameters(), lr=0.05), nn.BCEWithLogitsLoss()
     with PrefetchPipeline(model, optimizer, embeddings, enabled=job.system == "ours") as pipe:
         marks = [(time.perf_counter(), embeddings.clock.snapshot())]

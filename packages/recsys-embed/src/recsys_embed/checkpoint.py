@@ -10,6 +10,7 @@ Collective: everything but :func:`open_table`.
 from __future__ import annotations
 
 import json
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,6 +146,9 @@ def open_table(path: str | Path) -> np.ndarray:
         InputError: The file is no ``.npy`` file of numbers.
     """
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        table = np.load(path, mmap_mode="r", allow_pickle=False)
     except ValueError as error:
         raise input_error("path", str(path), f"a .npy file of numbers ({error})", "save the tables again") from None
+    if isinstance(table.base, mmap.mmap):
+        table.base.madvise(mmap.MADV_RANDOM)  # else the kernel reads far around every row
+    return table

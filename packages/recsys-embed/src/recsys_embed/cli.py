@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
-
-import torch
 
 from core_kernels import launch
 from core_kernels.comm import Group
@@ -17,16 +16,16 @@ from core_kernels.console import CheckFailedError, CommandLine, format_bytes, fo
 from core_kernels.interconnect import Interconnect
 from core_kernels.testing import ShapedHosts
 from recsys_embed._version import __version__
-from recsys_embed.bench import SYSTEMS, BenchJob, bench_on_rank, bench_plan
+from recsys_embed.bench import SYSTEMS, BenchJob, bench_on_rank, bench_plan, compare_systems, measure_dense
 from recsys_embed.data import read_avazu, read_criteo_tsv, read_npy_days
 from recsys_embed.debias import DebiasJob, run_debias
 from recsys_embed.errors import RecsysEmbedError, input_error
+from recsys_embed.grid import GridJob, run_grid
 from recsys_embed.models import MODELS
 from recsys_embed.optimizers import OPTIMIZERS
 from recsys_embed.plan import Plan
 from recsys_embed.profile import AccessStats
 from recsys_embed.training import TrainJob, load_clicks, make_plan, train_on_rank
-from recsys_embed.verify import Case, compare, reference_tables, run_case
 
 __all__ = ["main"]
 
@@ -75,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     verify.add_argument("--ranks", default="1,2", help="numbers of ranks, comma-separated")
     verify.add_argument("--optimizers", default=",".join(OPTIMIZERS), help="optimisers, comma-separated")
     verify.add_argument("--steps", type=int, default=4, help="training steps to compare")
+    verify.add_argument("--hot", default="0,1,sqrt,auto,all", help="sizes of the hot tier: numbers, sqrt, auto, all")
+    verify.add_argument("--interconnect", default="loopback-cpu", help="preset that auto is planned for")
 
     bench = cli.command(
         "bench",
@@ -84,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     bench.add_argument("--hosts", default="4x1", help="HxR: hosts, and ranks on each")
     bench.add_argument("--rate", type=float, default=100.0, help="rate of each host's link, Mbit/s")
-    bench.add_argument("--dataset", default="zipf", help="zipf, or what train takes")
+    bench.add_argument("--dataset", default="zipf", help="zipf, zipf-even, or what train takes")
     bench.add_argument("--batch-size", type=int, default=512, help="samples per rank")
     bench.add_argument("--width", type=int, default=64, help="width of rows")
     bench.add_argument("--steps", type=int, default=12, help="steps to measure")
@@ -191,47 +192,41 @@ def _train(args: argparse.Namespace) -> dict[str, Any] | None:
     return result
 
 
-def verify_on_rank(group: Group, tables: Any, batches: Any, cases: list[Case]) -> list[dict[str, torch.Tensor]]:
-    """Train every case on this rank; rank 0 returns whole tables. Collective."""
-    found = [run_case(group, tables, batches, case) for case in cases]
-    return found if group.rank == 0 else []
-
-
 def _verify(args: argparse.Namespace) -> dict[str, Any]:
-    sizes = [int(n) for n in args.ranks.split(",")]
     data = load_clicks(args.dataset)
-    tables = data.tables(args.width)
-    global_batches = [
-        b.features for _, b in zip(range(args.steps), data.batches(args.batch_size, seed=0), strict=False)
-    ]
-    num_rows = sum(t.num_embeddings for t in tables)
-    hot = (0, 1, int(num_rows**0.5), num_rows)
-    optimizers = args.optimizers.split(",")
-    cases = [Case(h, p, o) for o in optimizers for h in hot for p in (False, True)]
-    expected = {name: reference_tables(tables, global_batches, Case(0, False, name)) for name in optimizers}
-    rows: list[dict[str, Any]] = []
-    with progress("comparing", len(sizes)) as advance:
-        for size in sizes:
-            found = launch.run_ranks(verify_on_rank, size, tables, global_batches, cases)[0]
-            for case, state in zip(cases, found, strict=True):
-                rows.append({"ranks": size, **asdict(case), **asdict(compare(state, expected[case.optimizer]))})
-            advance()
-    columns = ["optimizer", "ranks", "hot", "prefetch", "bitwise equal", "worst"]
+    batches = [b.features for b in itertools.islice(data.batches(args.batch_size, seed=0), args.steps)]
+    if len(batches) < args.steps:
+        expected = f"at most {len(batches)} batches of {args.batch_size} in {args.dataset}"
+        raise input_error("--steps", args.steps, expected, "ask for fewer, or for smaller batches")
+    sizes, optimizers = [int(n) for n in args.ranks.split(",")], args.optimizers.split(",")
+    tables, hot = data.tables(args.width), args.hot.split(",")
+    job = GridJob(tables, batches, hot, sizes, optimizers, args.interconnect)
+    with progress("comparing", len(sizes) * len(optimizers)) as advance:
+        result = run_grid(job, advance)
+    columns = ["optimizer", "ranks", "hot", "rows", "prefetch", "bitwise equal", "worst, fast mode"]
     cells = [
-        (r["optimizer"], r["ranks"], r["hot"], r["prefetch"], r["is_bitwise_equal"], f"{r['worst_relative']:.1e}")
-        for r in rows
-    ]
-    table("against one process with nn.EmbeddingBag", columns, cells)
-    result = {"equal": all(r["is_bitwise_equal"] for r in rows), "cases": rows}
+        (r["optimizer"], r["ranks"], r["tier"], r["hot"], r["prefetch"], r["is_bitwise_equal"],
+         f"{f['worst_relative']:.1e}")
+        for r, f in zip(result["cases"], result["fast"], strict=True)
+    ]  # fmt: skip
+    table(f"{args.steps} steps against one process with nn.EmbeddingBag", columns, cells)
+    for twin in result["twins"]:
+        seen = "goes unnoticed" if twin["is_bitwise_equal"] else f"differs by {twin['worst_relative']:.1e}, as it must"
+        say(f"{twin['ranks']} ranks, overlap rule {twin['rule']}: {seen}")
     if not result["equal"]:
-        bad = next(r for r in rows if not r["is_bitwise_equal"])
+        bad = next(r for r in result["cases"] if not r["is_bitwise_equal"])
         raise CheckFailedError(f"{bad['where']} differs by {bad['worst_relative']:.1e} in {bad}", result)
+    if not result["fast_within"]:
+        bad = max(result["fast"], key=lambda r: r["worst_relative"])
+        raise CheckFailedError(f"{bad['where']} differs by {bad['worst_relative']:.1e} in {bad}", result)
+    if not result["twins_differ"]:
+        raise CheckFailedError("a broken overlap rule went unnoticed; take more steps or smaller tables", result)
     return result
 
 
 def measure_links(group: Group) -> Interconnect:
     """Measure the interconnect of the ranks. Collective."""
-    return Interconnect.measure(group, budget_seconds=24.0)
+    return Interconnect.measure(group, budget_seconds=15.0)
 
 
 def _bench(args: argparse.Namespace) -> dict[str, Any]:
@@ -247,10 +242,10 @@ def _bench(args: argparse.Namespace) -> dict[str, Any]:
         say("torchrec is not installed; it is left out")
         systems.remove("torchrec")
     with ShapedHosts([per_host] * num_hosts, args.rate, timeout_seconds=120.0) as hosts:
-        net = hosts.run(measure_links)[0]
+        net, dense = hosts.run(measure_links)[0], hosts.run(measure_dense, base)[0]
         plans = {
-            "ours": bench_plan(base, net, hosts.world_size, 0.02, hot),
-            "no_prefetch": bench_plan(base, net, hosts.world_size, 0.02, hot, prefetch=False),
+            "ours": bench_plan(base, net, hosts.world_size, dense, hot),
+            "no_prefetch": bench_plan(base, net, hosts.world_size, dense, hot, prefetch=False),
         }
         say(plans["ours"].explain())
         for _ in range(args.repeats):
@@ -274,7 +269,11 @@ def _bench(args: argparse.Namespace) -> dict[str, Any]:
     predicted = sum(chosen.sent_bytes.values()) + own["dense_bytes"] if chosen and own else None
     if predicted and own:
         say(f"ours: {format_bytes(predicted)} predicted per rank and step, rows and dense gradients together")
-    return {"rows": rows, "hot_rows": plans["ours"].num_hot_rows, "predicted_bytes": predicted}
+    gains = compare_systems(rows, predicted)
+    for name, value in gains.items():
+        say(f"{name.replace('_', ' ')}: {value:.2f}")
+    hot_rows = plans["ours"].num_hot_rows
+    return {"rows": rows, "hot_rows": hot_rows, "predicted_bytes": predicted, "dense_seconds": dense, "gains": gains}
 
 
 def _bench_system(hosts: ShapedHosts, job: BenchJob, batch_size: int) -> dict[str, Any]:

@@ -1,19 +1,13 @@
 """Tables and states do not depend on tiers, pre-fetching or ranks, bit by bit; and the checks notice when they do."""
 
 import pytest
-import torch
 
-from recsys_embed import exchange
+from recsys_embed.grid import RULES, run_cases
 from recsys_embed.optimizers import OPTIMIZERS
-from recsys_embed.verify import Case, compare, reference_tables, run_case
+from recsys_embed.verify import Case, compare, reference_tables
 
 pytestmark = pytest.mark.distributed
 _HOT = (0, 1, 12, 40, 125)  # none, one, the root of all rows, some, all
-
-
-def run_cases(group, tables, batches, cases):
-    found = [run_case(group, tables, batches, case) for case in cases]
-    return found if group.rank == 0 else [compare(state, state) for state in found]
 
 
 def cases_of(optimizer, hot=_HOT):
@@ -58,29 +52,9 @@ def test_fast_mode_is_within_rounding(pools, tables, make_batches):
         assert compare(state, reference_tables(tables, batches, case)).worst_relative < 2e-6, case
 
 
-def no_row_is_late(last_touch, request, previous):
-    return torch.zeros(len(request.slots), dtype=torch.bool)
-
-
-def late_by_the_asking_rank_alone(last_touch, request, previous):
-    asked = [set(block.tolist()) for block in previous.slots.split(previous.recv_counts)]
-    blocks = request.slots.split(request.recv_counts)
-    return torch.tensor([s in own for own, b in zip(asked, blocks, strict=True) for s in b.tolist()], dtype=torch.bool)
-
-
-def run_with_rule(group, rule, tables, batches, case):
-    honest = exchange.find_late
-    exchange.find_late = {"none": no_row_is_late, "local": late_by_the_asking_rank_alone, "union": honest}[rule]
-    try:
-        state = run_case(group, tables, batches, case)
-    finally:
-        exchange.find_late = honest
-    return state if group.rank == 0 else None
-
-
-@pytest.mark.parametrize("rule", ["none", "local", "union"])
+@pytest.mark.parametrize("rule", sorted(RULES))
 def test_rows_with_pending_updates_must_wait_for_the_union_of_all_ranks(pools, tables, make_batches, rule):
     batches, case = make_batches(8, 16), Case(0, True, "sgd")
-    found = pools(2).run(run_with_rule, rule, tables, batches, case)[0]
+    found = pools(2).run(run_cases, tables, batches, [case], rule)[0][0]
     equal = compare(found, reference_tables(tables, batches, case)).is_bitwise_equal
     assert equal == (rule == "union")

@@ -63,8 +63,9 @@ def replicas_after(group, tables, batches, steps, deterministic):
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_replicas_stay_bit_identical(pools, tables, make_batches, deterministic):
-    found = pools(4).run(replicas_after, tables, make_batches(5, 8), 60, deterministic)
+@pytest.mark.parametrize("steps", [60, pytest.param(500, marks=pytest.mark.slow)])
+def test_replicas_stay_bit_identical(pools, tables, make_batches, steps, deterministic):
+    found = pools(4).run(replicas_after, tables, make_batches(5, 8), steps, deterministic)
     for other in found[1:]:
         for mine, theirs in zip(found[0], other, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))

@@ -46,27 +46,31 @@ def count_batch(values, starts, first_rows, num_rows, stamp, total_rows, cells, 
     """
     carried, distinct = 0, 0
     limit = len(keys) // 2
+    is_exact = len(cells) == total_rows
     for feature in range(start_feature, len(starts) - 1):
         first, bound = first_rows[feature], num_rows[feature]
         begin = start if feature == start_feature else starts[feature]
         for position in range(begin, starts[feature + 1]):
             row = np.int64(values[position])
-            if row < 0 or row >= bound:
+            if uint64(row) >= uint64(bound):  # negative ones, too
                 return feature, position, -1, distinct
             if carried >= limit:
                 return feature, position, carried, distinct
-            cell = _cell_of(first + row, len(cells), total_rows)
-            if cells[cell, 0] == CARRY:
-                carried += _carry(cell, 0, carries, keys, CARRY)
-                cells[cell, 0] = 0
-            cells[cell, 0] += 1
-            if cells[cell, 2] != stamp:
-                cells[cell, 2] = stamp
-                distinct += 1
-                if cells[cell, 1] == CARRY:
-                    carried += _carry(cell, 1, carries, keys, CARRY)
-                    cells[cell, 1] = 0
-                cells[cell, 1] += 1
+            cell = uint64(first + row if is_exact else _cell_of(first + row, len(cells), total_rows))
+            # Whether a row is new to the batch is a coin toss: added instead of branched on, so that the processor
+            # runs ahead and waits for many cells at once.
+            is_new = np.int64(cells[cell, 2] != stamp)
+            accesses, presence = np.int64(cells[cell, 0]), np.int64(cells[cell, 1])
+            distinct += is_new
+            if accesses == CARRY:
+                carried += _carry(np.int64(cell), 0, carries, keys, CARRY)
+                accesses = 0
+            if presence + is_new > CARRY:
+                carried += _carry(np.int64(cell), 1, carries, keys, CARRY)
+                presence = 0
+            cells[cell, 0] = accesses + 1
+            cells[cell, 1] = presence + is_new
+            cells[cell, 2] = stamp
     return len(starts) - 1, starts[-1], carried, distinct
 
 
