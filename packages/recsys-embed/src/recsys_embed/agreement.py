@@ -20,7 +20,8 @@ def check_plan(tables: Sequence[EmbeddingBagConfig], plan: Plan, world_size: int
     """Raise unless a plan is for these tables and ranks.
 
     Raises:
-        PlanMismatchError: Other tables, another number of ranks, or a hot row that does not exist.
+        PlanMismatchError: Other tables, another number of ranks, a hot row that does not exist, or hot rows in a table
+            that owners pool.
     """
     expected = [(t.name, t.num_embeddings, t.embedding_dim) for t in tables]
     found = [(t.name, t.num_embeddings, t.embedding_dim) for t in plan.tables]
@@ -36,6 +37,12 @@ def check_plan(tables: Sequence[EmbeddingBagConfig], plan: Plan, world_size: int
         if name not in rows or (hot and not 0 <= min(hot) <= max(hot) < rows[name]) or len(set(hot)) != len(hot):
             raise PlanMismatchError(
                 f"the plan's hot rows of {name!r} are not distinct rows in [0, {rows.get(name)}); plan again"
+            )
+    for name in plan.pooled:
+        if name not in rows or plan.hot_rows.get(name):
+            raise PlanMismatchError(
+                f"the plan pools {name!r} at its owners; expected a table without hot rows, one of {sorted(rows)}; "
+                "plan again"
             )
 
 

@@ -86,7 +86,7 @@ class BenchJob:
 class _PlainSpace(RowSpace):
     """Asks for every id and returns a gradient row for every id."""
 
-    def plan(self, places: torch.Tensor) -> Request:
+    def plan(self, places: Tensor, offsets: Tensor, weights: Tensor | None) -> Request:
         local = torch.arange(len(places))
         cold, none = torch.empty_like(places), torch.empty_like(places)
         counts = torch.empty(self.channels.now.size + 1, dtype=torch.int64)

@@ -29,13 +29,14 @@ from core_kernels.ops import embedding_bag
 from recsys_embed.agreement import check_agreement, check_plan
 from recsys_embed.checkpoint import gather_tables, scatter_tables
 from recsys_embed.clock import Clock
-from recsys_embed.errors import input_error
+from recsys_embed.errors import PlanMismatchError, input_error
 from recsys_embed.exchange import Channels, Request, RowSpace
-from recsys_embed.hot_tier import HotTier
+from recsys_embed.hot_tier import build_tier, sink_rows
 from recsys_embed.initial import initial_rows
 from recsys_embed.kernels.rows import merge_tree, sum_occurrences
 from recsys_embed.optimizers import RowOptimizer, RowWiseAdagrad
 from recsys_embed.plan import Plan
+from recsys_embed.pooled import PooledSpace
 from recsys_embed.tables import ID_POLICIES, KeyedTensor, RowLayout, check_tables, read_batch
 
 __all__ = ["Lookup", "TieredEmbeddingBagCollection"]
@@ -122,12 +123,15 @@ class TieredEmbeddingBagCollection(nn.Module):
         self.channels = Channels.over(self.group)
         self.lookahead: Any = None  # set by PrefetchPipeline
         self._anchor = torch.zeros((), requires_grad=True)
-        widths = sorted({t.embedding_dim for t in self.tables})
+        pooled = set() if deterministic or self.group.size == 1 else set(self.plan.pooled)
+        kinds = sorted({(t.embedding_dim, t.name in pooled) for t in self.tables})
         self.spaces: list[RowSpace] = []
-        for width in widths:
-            layout = RowLayout([t for t in self.tables if t.embedding_dim == width], self.group.size)
+        for width, is_pooled in kinds:
+            same = [t for t in self.tables if (t.embedding_dim, t.name in pooled) == (width, is_pooled)]
+            layout = RowLayout(same, self.group.size)
             weight = initial_rows(self.tables, layout, self.group.rank, seed, dtype)
-            self.spaces.append(self.space_type(layout, weight, self.optimizer, self.channels, self.clock))
+            kind = PooledSpace if is_pooled else self.space_type
+            self.spaces.append(kind(layout, weight, self.optimizer, self.channels, self.clock))
         self.features = [f for t in self.tables for f in t.feature_names]
         self._mean_features = {f for t in self.tables if t.pooling == "mean" for f in t.feature_names}
         self._build_tiers(self.plan)
@@ -186,17 +190,17 @@ class TieredEmbeddingBagCollection(nn.Module):
             torch.cumsum(counts, 0, out=offsets[1:])
             bags.append((places, offsets, None if factors is None else factors.to(space.weight.dtype)))
             if not self._is_alone:
-                requests.append(space.plan(places))
+                requests.append(space.plan(*bags[-1]))
         return Lookup(batch, size, bags, requests)
 
     def post_counts(self, lookup: Lookup | None) -> Any:
         """Tell every peer how many rows are asked of it, and how many samples there are (none: out of data)."""
         size = lookup.size if lookup else 0
-        per_space = [r.send_counts for r in lookup.requests] if lookup else []
-        message = torch.zeros(self.group.size, 1 + len(self.spaces), dtype=torch.int64)
-        message[:, 0] = size
-        for column, counts in enumerate(per_space):
-            message[:, 1 + column] = torch.tensor(counts)
+        columns = [[size] * self.group.size] + [[0] * self.group.size] * sum(s.num_counts for s in self.spaces)
+        if lookup is not None:
+            pairs = zip(self.spaces, lookup.requests, strict=True)
+            columns[1:] = [counts for space, request in pairs for counts in space.counts_of(request)]
+        message = torch.tensor(columns, dtype=torch.int64).t().contiguous()
         ones = [1] * self.group.size
         return self.channels.control.all_to_all_v(message, ones, ones, "counts", async_op=True)
 
@@ -207,8 +211,9 @@ class TieredEmbeddingBagCollection(nn.Module):
         if lookup is None or not all(sizes):
             return sizes
         lookup.share = lookup.size / sum(sizes)
-        for column, (space, request) in enumerate(zip(self.spaces, lookup.requests, strict=True)):
-            space.post_ids(request, received[:, 1 + column].tolist())
+        columns = iter(received[:, 1:].t().tolist())
+        for space, request in zip(self.spaces, lookup.requests, strict=True):
+            space.post_ids(request, list(itertools.islice(columns, space.num_counts)))
         return sizes
 
     def exchange_ids(self, lookup: Lookup) -> None:
@@ -230,14 +235,20 @@ class TieredEmbeddingBagCollection(nn.Module):
     def _pool(self, lookup: Lookup) -> list[Tensor]:
         pooled = []
         for number, (space, (places, offsets, weights)) in enumerate(zip(self.spaces, lookup.bags, strict=True)):
-            if self._is_alone:
-                table, ids = space.weight, places
-            else:
+            table, bag = space.weight, (places, offsets, weights)
+            if not self._is_alone:
                 space.hot.finish_update()
-                table, ids = space.finish_rows(lookup.requests[number]), lookup.requests[number].local
-            out = embedding_bag(table, ids, offsets, weights, bounds="unchecked")
+                table, bag = space.finish_rows(lookup.requests[number]), self._local_bags(lookup, number)
+            out = embedding_bag(table, *bag, bounds="unchecked")
             pooled.append(self._divide_means(space, out, offsets, lookup.size))
         return pooled
+
+    def _local_bags(self, lookup: Lookup, number: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the bags of a space over what was fetched for it: distinct rows, or partial pools."""
+        request, (_, offsets, weights) = lookup.requests[number], lookup.bags[number]
+        if request.offsets is not None:  # factors are in the pools
+            return request.local, request.offsets, None
+        return request.local, offsets, weights
 
     def _divide_means(self, space: RowSpace, rows: Tensor, offsets: Tensor, size: int) -> Tensor:
         """Divide the bags of mean-pooled features by their lengths, forward and backward alike."""
@@ -278,14 +289,14 @@ class TieredEmbeddingBagCollection(nn.Module):
 
     def _sum_rows(self, lookup: Lookup, number: int, grad: Tensor) -> Tensor:
         """Return this rank's summed gradient of every distinct row of a batch."""
-        request, (_, offsets, weights) = lookup.requests[number], lookup.bags[number]
+        request, (local, offsets, weights) = lookup.requests[number], self._local_bags(lookup, number)
         num_rows, leaves = len(request.cold) + len(request.hot), self.leaves_per_rank
         sums = grad.new_zeros(num_rows * leaves, grad.shape[1])
         present = np.zeros(num_rows * leaves, np.bool_)
         factors = (weights if weights is not None else grad.new_empty(0)).numpy()
         leaf_of_sample = np.arange(lookup.size) * leaves // max(lookup.size, 1)
         leaf_of_bag = np.tile(leaf_of_sample, (len(offsets) - 1) // max(lookup.size, 1))
-        arrays = (grad.numpy(), offsets.numpy(), request.local.numpy(), factors, leaf_of_bag, leaves)
+        arrays = (grad.numpy(), offsets.numpy(), local.numpy(), factors, leaf_of_bag, leaves)
         sum_occurrences(*arrays, sums.numpy(), present)
         if leaves == 1:
             return sums
@@ -335,46 +346,31 @@ class TieredEmbeddingBagCollection(nn.Module):
         """Move rows and their states between the tiers as a new plan says; bitwise neutral. Collective.
 
         Raises:
-            PlanMismatchError: The plan is for other tables or ranks.
+            PlanMismatchError: The plan is for other tables or ranks, or pools other tables.
             PipelineError: A pipeline is open.
         """
         if self.lookahead is not None:
             self.lookahead.refuse("retier")
         self.drain()
         check_plan(self.tables, plan, self.group.size)
+        if set(plan.pooled) != set(self.plan.pooled):
+            raise PlanMismatchError(
+                f"the plan pools the tables {list(plan.pooled)} at their owners; expected {list(self.plan.pooled)}, as "
+                "before; build a new collection and load the saved tables into it"
+            )
         self._sink_hot_rows()
         self.plan = plan
         check_agreement(self)
         self._build_tiers(plan)
 
     def _sink_hot_rows(self) -> None:
-        """Write the hot rows that this rank owns into its shard; every rank holds all of them, so nothing travels."""
         for space in self.spaces:
-            first, last = (int(b) for b in space.layout.bounds[self.group.rank : self.group.rank + 2])
-            mine = ((space.hot.places >= first) & (space.hot.places < last)).nonzero().view(-1)
-            slots = space.hot.places[mine] - first
-            for shard, hot in zip([space.weight, *space.states], [space.hot.weight, *space.hot.states], strict=True):
-                shard[slots] = hot[mine]
+            sink_rows(space)
 
     def _build_tiers(self, plan: Plan) -> None:
-        """Copy the hot rows of all owners to every rank."""
         for space in self.spaces:
-            rows = [
-                space.layout.first_row[t.name] + torch.tensor(plan.hot_rows.get(t.name, []), dtype=torch.int64)
-                for t in space.layout.tables
-            ]
-            places = space.layout.places(torch.cat(rows)).sort().values
-            if self._is_alone:
-                places = places[:0]  # replicating on one rank would only add work
-            bounds = torch.searchsorted(places, torch.from_numpy(space.layout.bounds)).tolist()
-            counts = [stop - start for start, stop in itertools.pairwise(bounds)]
-            first = int(space.layout.bounds[self.group.rank])
-            mine = places[bounds[self.group.rank] : bounds[self.group.rank + 1]] - first
-            copies = [
-                self.group.all_gather_v(shard[mine], tag="retier", counts=counts)[0]
-                for shard in (space.weight, *space.states)
-            ]
-            space.hot = HotTier(places, copies[0], copies[1:], self.group, self.deterministic, self.clock)
+            hot_rows = {} if self._is_alone else plan.hot_rows  # replicating on one rank would only add work
+            space.hot = build_tier(space, hot_rows, self.deterministic)
 
     def extra_repr(self) -> str:
         """Return what is shown of the collection."""

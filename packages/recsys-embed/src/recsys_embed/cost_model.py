@@ -9,11 +9,12 @@ Symbols, per rank and step::
     I      = sum over cold rows of q b f        ids, b bytes each
     A      = sum over hot rows of r             all-reduced every step
     a(x), R(x)   measured seconds of an all-to-all and an all-reduce of x bytes
+    P      = B N (1 - (1 - 1/N)^l) r f   partial pools of tables whose owners pool: B bags of l ids, never early
     C      seconds of dense compute behind which traffic can hide
 
-    with pre-fetching      exposed = 2 a(V_c) + R(A) + max(0, 2 a(V - V_c) + a(I) - C)
-    without                exposed = 2 a(V) + a(I) + R(A)
-    work   = (p_c sum over cold q r + p_h sum over hot r) / G + ids / L,   G, L measured gather and relabel rates
+    with pre-fetching      exposed = 2 a(V_c) + 2 a(P) + R(A) + max(0, 2 a(V - V_c) + a(I) - C)
+    without                exposed = 2 a(V) + 2 a(P) + a(I) + R(A)
+    work   = (p_c sum over cold q r + p_h sum over hot r + p_p B l r) / G + ids / L,   G, L gather and relabel rates
     step   = C + work + exposed
 
 Callers may not assume that a hot tier pays: with duplicates removed, all-reducing a row moves as many bytes as fetching
@@ -35,7 +36,7 @@ from recsys_embed.plan import Candidate
 __all__ = ["Traffic", "Workload", "price", "traffic_of"]
 
 #: Times a row's bytes pass through memory: owner's read, buffer, pooling, summing, sending, merging, update.
-_COLD_PASSES, _HOT_PASSES = 8.0, 6.0
+_COLD_PASSES, _HOT_PASSES, _POOLED_PASSES = 8.0, 6.0, 3.0
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Workload:
             plus states; accesses: accesses.
         total_state_bytes: Rows and states of all tables, also of rows never seen.
         ids: Ids per batch.
+        pool_bytes: Partial pools of one batch, those of the asking rank included; pool_id_bytes: ids and lengths sent
+            for them; pool_row_bytes: rows that owners add up.
     """
 
     num_rows: np.ndarray
@@ -61,6 +64,9 @@ class Workload:
     ids: float
     world_size: int
     id_bytes: int = 4
+    pool_bytes: float = 0.0
+    pool_id_bytes: float = 0.0
+    pool_row_bytes: float = 0.0
 
     def hot(self, name: str, num_hot_rows: float) -> float:
         """Return a cumulated sum over the hot rows."""
@@ -81,6 +87,7 @@ class Traffic:
     deferred_gradients: float
     ids: float
     hot: float
+    pools: float = 0.0
 
     def as_dict(self) -> dict[str, float]:
         """Return the bytes by kind."""
@@ -91,6 +98,7 @@ class Traffic:
             "deferred gradients": self.deferred_gradients,
             "ids": self.ids,
             "hot": self.hot,
+            "pools and their gradients": 2 * self.pools,
         }
 
 
@@ -100,9 +108,10 @@ def traffic_of(workload: Workload, num_hot_rows: float) -> Traffic:
     elsewhere = (size - 1) / size
     rows = workload.cold("cold_bytes", num_hot_rows) * elsewhere
     critical = workload.cold("cold_critical", num_hot_rows) * elsewhere
-    ids = workload.cold("requests", num_hot_rows) * elsewhere * workload.id_bytes
+    ids = (workload.cold("requests", num_hot_rows) * workload.id_bytes + workload.pool_id_bytes) * elsewhere
     hot = 2 * elsewhere * workload.hot("row_bytes", num_hot_rows)
-    return Traffic(critical, rows - critical, critical, rows - critical, ids, hot)
+    pools = workload.pool_bytes * elsewhere
+    return Traffic(critical, rows - critical, critical, rows - critical, ids, hot, pools)
 
 
 def price(
@@ -124,8 +133,10 @@ def price(
     else:
         rows = all_to_all(traffic.late_rows + traffic.free_rows)
         critical, early, hidden = 2 * rows + reduce_seconds, all_to_all(traffic.ids), 0.0
+    critical += 2 * all_to_all(traffic.pools)
     exposed = critical + early - hidden
     passes = _COLD_PASSES * workload.cold("cold_bytes", num_hot_rows) + _HOT_PASSES * hot_bytes
+    passes += _POOLED_PASSES * workload.pool_row_bytes
     work = passes / interconnect.rate("gather_bytes_per_second")
     work += workload.ids / interconnect.rate("relabel_ids_per_second")
     memory = workload.total_state_bytes / workload.world_size + workload.hot("state_bytes", num_hot_rows)

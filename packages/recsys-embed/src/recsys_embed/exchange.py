@@ -19,6 +19,7 @@ early rows; EmbRace for the split of gradients. We classify online at the owner 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -78,6 +79,11 @@ class Request:
         slots: Owner's side: local slots that peers ask for, in rank order.
         recv_counts: Owner's side: how many from each.
         late_in: Which of ``cold`` come late; late_out: which of ``slots``; likewise urgent.
+        offsets: Bags over ``local``; those of the batch when None.
+
+    A request for partial pools counts pools as ``cold``, and has ``ids`` and ``weights`` by owner and bag, the
+    ``lengths`` of pools, ``id_counts`` per peer; on the owner's side ``pool_offsets`` and ``pool_weights`` of
+    ``slots``, and which peers sent factors.
     """
 
     local: Tensor
@@ -93,6 +99,14 @@ class Request:
     urgent_in: Tensor | None = None
     urgent_out: Tensor | None = None
     pending: dict[str, Any] = field(default_factory=dict)
+    offsets: Tensor | None = None
+    ids: Any = None
+    weights: Tensor | None = None
+    lengths: Any = None
+    id_counts: list[int] = field(default_factory=list)
+    has_factors: list[bool] = field(default_factory=list)
+    pool_offsets: Any = None
+    pool_weights: Tensor | None = None
 
 
 def find_late(last_touch: Tensor, request: Request, previous: Request) -> Tensor:
@@ -138,6 +152,8 @@ class RowSpace:
         clock: Where waiting is counted.
     """
 
+    num_counts = 1
+
     def __init__(self, layout: RowLayout, weight: Tensor, optimizer: RowOptimizer, channels: Channels, clock: Clock):
         self.layout, self.weight, self.optimizer, self.channels, self.clock = layout, weight, optimizer, channels, clock
         self.states = optimizer.make_states(weight)
@@ -148,7 +164,7 @@ class RowSpace:
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    def plan(self, places: Tensor) -> Request:
+    def plan(self, places: Tensor, offsets: Tensor, weights: Tensor | None) -> Request:
         """Find the distinct rows of a batch and sort them by owner; no communication."""
         unique, local = unique_relabel(places[:0], places)
         found = self.hot.find(unique)
@@ -159,9 +175,13 @@ class RowSpace:
         num_cold = len(unique) - int(counts[-1])
         return Request(local, cold[:num_cold], hot[: int(counts[-1])], counts[:-1].tolist())
 
-    def post_ids(self, request: Request, recv_counts: list[int]) -> None:
-        """Send the distinct cold places to their owners."""
-        request.recv_counts = recv_counts
+    def counts_of(self, request: Request) -> list[list[int]]:
+        """Return what every owner must know before :meth:`post_ids`: ``num_counts`` numbers per owner."""
+        return [request.send_counts]
+
+    def post_ids(self, request: Request, received: Sequence[list[int]]) -> None:
+        """Send the distinct cold places to their owners, whose own counts were ``received``."""
+        request.recv_counts = recv_counts = received[0]
         ids = request.cold.to(torch.int32) if self._narrow else request.cold
         control = self.channels.control
         request.pending["ids"] = control.all_to_all_v(ids, request.send_counts, recv_counts, "ids", async_op=True)

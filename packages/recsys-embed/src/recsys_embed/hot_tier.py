@@ -18,11 +18,11 @@ from torch import Tensor
 
 from core_kernels.comm import Group
 from recsys_embed.clock import Clock
-from recsys_embed.exchange import merge_partials
+from recsys_embed.exchange import RowSpace, merge_partials
 from recsys_embed.kernels.rows import build_slots, find_slots
 from recsys_embed.optimizers import RowOptimizer
 
-__all__ = ["HotTier"]
+__all__ = ["HotTier", "build_tier", "sink_rows"]
 
 _BUCKET_BYTES = 4 << 20
 
@@ -104,3 +104,33 @@ class HotTier:
     def _apply(self, slots: Tensor, grad: Tensor, optimizer: RowOptimizer, step: int, lr: float) -> None:
         if len(slots):
             optimizer.update(self.weight, self.states, (slots, None, None, "sum"), grad.contiguous(), step, lr)
+
+
+def build_tier(space: RowSpace, hot_rows: dict[str, list[int]], ordered: bool) -> HotTier:
+    """Copy the hot rows of all owners, with their states, to every rank. Collective.
+
+    Args:
+        space: The row space.
+        hot_rows: Rows by table.
+        ordered: Sum in the order of leaves.
+    """
+    layout, group = space.layout, space.channels.now
+    rows = [layout.first_row[t.name] + torch.tensor(hot_rows.get(t.name, []), dtype=torch.int64) for t in layout.tables]
+    places = layout.places(torch.cat(rows)).sort().values
+    bounds = torch.searchsorted(places, torch.from_numpy(layout.bounds)).tolist()
+    counts = [stop - start for start, stop in itertools.pairwise(bounds)]
+    mine = places[bounds[group.rank] : bounds[group.rank + 1]] - int(layout.bounds[group.rank])
+    copies = [
+        group.all_gather_v(shard[mine], tag="retier", counts=counts)[0] for shard in (space.weight, *space.states)
+    ]
+    return HotTier(places, copies[0], copies[1:], group, ordered, space.clock)
+
+
+def sink_rows(space: RowSpace) -> None:
+    """Write the hot rows that this rank owns into its shard; every rank holds all of them, so nothing travels."""
+    rank, hot = space.channels.now.rank, space.hot
+    first, last = (int(b) for b in space.layout.bounds[rank : rank + 2])
+    mine = ((hot.places >= first) & (hot.places < last)).nonzero().view(-1)
+    slots = hot.places[mine] - first
+    for shard, copy in zip([space.weight, *space.states], [hot.weight, *hot.states], strict=True):
+        shard[slots] = copy[mine]

@@ -60,6 +60,7 @@ class Plan(PlanDocument):
         candidates: All sizes that were priced, ascending.
         reason: Why this size, in words.
         interconnect: Name of the interconnect, and its fingerprint.
+        pooled: Tables whose owners return partial pools instead of rows; deterministic mode fetches rows all the same.
     """
 
     schema: ClassVar[str] = "recsys_embed.plan"
@@ -74,6 +75,7 @@ class Plan(PlanDocument):
     candidates: tuple[Candidate, ...] = ()
     reason: str = "no hot tier was asked for"
     interconnect: str = ""
+    pooled: tuple[str, ...] = ()
 
     @classmethod
     def without_tier(cls, tables: Sequence[Any], world_size: int) -> Self:
@@ -92,6 +94,8 @@ class Plan(PlanDocument):
             f"{len(self.tables)} tables, {num_rows:,} rows, {self.world_size} ranks x {self.batch_size} samples",
             f"hot tier: {self.num_hot_rows:,} rows; {self.reason}",
         ]
+        if self.pooled:
+            lines.append(f"partial pools instead of rows: {', '.join(self.pooled)}")
         if self.chosen is None:
             return "\n".join(lines)
         c = self.chosen

@@ -39,8 +39,9 @@ def plan_tiers(
     hot: str | int | float = "auto",
     dense_seconds: float = 0.0,
     prefetch: bool = True,
+    pooled: str | Sequence[str] = "auto",
 ) -> Plan:
-    """Choose which rows every rank holds.
+    """Choose which rows every rank holds, and which tables return partial pools instead of rows.
 
     Args:
         stats: Access counts of one rank's batches.
@@ -53,6 +54,7 @@ def plan_tiers(
         hot: ``"auto"``, a number of rows, or a fraction of all rows below 1.
         dense_seconds: Forward and backward time of the rest of the model, behind which rows can travel.
         prefetch: Whether a pipeline will be used.
+        pooled: ``"auto"``, or names of tables whose owners return partial pools (bags of many ids).
 
     Returns:
         The plan; it may replicate nothing.
@@ -70,8 +72,15 @@ def plan_tiers(
     if stats.num_batches == 0 or world_size < 1 or batch_size < 1:
         found = (stats.num_batches, world_size, batch_size)
         raise input_error("num_batches, world_size, batch_size", found, "at least 1 each", "count some batches")
-    workload = workload_of(stats, tables, world_size, batch_size, optimizer)
-    num_rows = sum(t.num_embeddings for t in tables)
+    setting = (world_size, batch_size, optimizer)
+    if pooled == "auto":
+        pooled = _choose_pooled(stats, interconnect, tables, setting, dense_seconds, prefetch)
+    unknown = sorted(set(pooled) - {t.name for t in tables})
+    if unknown:
+        raise input_error("pooled", unknown, f"'auto' or names among {[t.name for t in tables]}", "correct the names")
+    workload = workload_of(stats, tables, *setting, pooled)
+    by_row = [t for t in tables if t.name not in pooled]
+    num_rows = sum(t.num_embeddings for t in by_row)
     limit = _rows_under(workload, memory_cap, num_rows)
 
     def priced(size: int) -> Candidate:
@@ -86,25 +95,41 @@ def plan_tiers(
         chosen, reason = priced(size), "the size was given"
         candidates = [priced(0), chosen] if size else [chosen]
     shown = f"{interconnect.name}, fingerprint {interconnect.fingerprint}"
-    rows = stats.most_present(chosen.num_hot_rows) if chosen.num_hot_rows else {}
-    return Plan(shapes_of(tables), world_size, batch_size, rows, prefetch, chosen, tuple(candidates), reason, shown)
+    rows = stats.most_present(chosen.num_hot_rows, by_row) if chosen.num_hot_rows else {}
+    prediction = (prefetch, chosen, tuple(candidates), reason, shown)
+    return Plan(shapes_of(tables), world_size, batch_size, rows, *prediction, tuple(pooled))
 
 
 def workload_of(
-    stats: AccessStats, tables: Sequence[EmbeddingBagConfig], world_size: int, batch_size: int, optimizer: RowOptimizer
+    stats: AccessStats,
+    tables: Sequence[EmbeddingBagConfig],
+    world_size: int,
+    batch_size: int,
+    optimizer: RowOptimizer,
+    pooled: Sequence[str] = (),
 ) -> Workload:
-    """Turn counts into cumulated sums, scaled from the batch size of the statistics to the planned one."""
-    groups = []
-    element_bytes, total = 4, 0.0
-    for width in sorted({t.embedding_dim for t in tables}):
-        same = [t for t in tables if t.embedding_dim == width]
+    """Turn counts into cumulated sums, scaled from the batch size of the statistics to the planned one.
+
+    Args:
+        stats: Access counts.
+        tables: The tables.
+        world_size: Ranks.
+        batch_size: Samples per rank and step.
+        optimizer: Decides about memory for states.
+        pooled: Tables whose owners return partial pools.
+    """
+    groups = [np.zeros((5, 0))]
+    element_bytes = 4
+    total = sum(t.num_embeddings * (t.embedding_dim + optimizer.state_columns(t.embedding_dim)) for t in tables)
+    by_row = [t for t in tables if t.name not in pooled]
+    for width in sorted({t.embedding_dim for t in by_row}):
+        same = [t for t in by_row if t.embedding_dim == width]
         found = stats.histogram(same)
         seen = np.clip(found.presence / stats.num_batches, 0, 1 - 1e-12)
         q = -np.expm1(np.log1p(-seen) * batch_size / max(stats.batch_size, 1))
         q = np.where(found.presence >= stats.num_batches, 1.0, q)
         row_bytes = np.full(len(q), width * element_bytes, float)
         state_bytes = row_bytes + optimizer.state_columns(width) * element_bytes
-        total += sum(t.num_embeddings for t in same) * (width + optimizer.state_columns(width)) * element_bytes
         groups.append(np.stack([q, found.num_rows, row_bytes, state_bytes, found.accesses]))
     merged = np.concatenate(groups, axis=1)
     merged = merged[:, np.argsort(-merged[0], kind="stable")]
@@ -117,8 +142,53 @@ def workload_of(
 
     return Workload(
         running(count), running(count * q * row_bytes), running(count * q * touched * row_bytes), running(count * q),
-        running(count * row_bytes), running(count * state_bytes), running(accesses), total, ids, world_size,
+        running(count * row_bytes), running(count * state_bytes), running(accesses), float(total * element_bytes), ids,
+        world_size, element_bytes, *_pool_bytes(stats, tables, world_size, batch_size, pooled),
     )  # fmt: skip
+
+
+def _ids_per_bag(stats: AccessStats, table: EmbeddingBagConfig) -> float:
+    accesses = float(stats.histogram([table]).accesses.sum())
+    return accesses / max(stats.num_samples * len(table.feature_names), 1)
+
+
+def _pool_bytes(
+    stats: AccessStats, tables: Sequence[EmbeddingBagConfig], world_size: int, batch_size: int, pooled: Sequence[str]
+) -> tuple[float, float, float]:
+    """Return the bytes of partial pools, of their ids and lengths, and of the rows added up for one batch."""
+    pools_bytes = ids_bytes = rows_bytes = 0.0
+    for table in (t for t in tables if t.name in pooled):
+        length, bags = _ids_per_bag(stats, table), batch_size * len(table.feature_names)
+        pools = bags * world_size * (1 - (1 - 1 / world_size) ** length)  # owners that hold a part of a bag
+        pools_bytes += pools * table.embedding_dim * 4
+        ids_bytes += 4 * (pools + bags * length)
+        rows_bytes += bags * length * table.embedding_dim * 4
+    return pools_bytes, ids_bytes, rows_bytes
+
+
+def _choose_pooled(
+    stats: AccessStats,
+    interconnect: Interconnect,
+    tables: Sequence[EmbeddingBagConfig],
+    setting: tuple[int, int, RowOptimizer],
+    dense_seconds: float,
+    prefetch: bool,
+) -> list[str]:
+    """Return the tables that are cheaper to pool at their owners, tried one by one without a hot tier."""
+    num_bags = stats.num_samples * sum(len(t.feature_names) for t in tables)
+    if setting[0] == 1 or stats.num_accesses <= num_bags:  # bags of one id: a pool is a row
+        return []
+    chosen: list[str] = []
+
+    def seconds(pooled: list[str]) -> float:
+        workload = workload_of(stats, tables, *setting, pooled)
+        return price(workload, interconnect, 0, dense_seconds, prefetch).step_seconds
+
+    best = seconds(chosen)
+    for table in tables:
+        if _ids_per_bag(stats, table) > 1 and (tried := seconds([*chosen, table.name])) < (1 - _MIN_GAIN) * best:
+            chosen, best = [*chosen, table.name], tried
+    return chosen
 
 
 def _rows_under(workload: Workload, memory_cap: float | None, num_rows: int) -> int:

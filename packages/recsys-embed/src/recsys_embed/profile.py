@@ -119,7 +119,7 @@ class AccessStats:
                     f"the rows of table {self._table_of[name].name!r}; enlarge the table"
                 )
             self._num_carries += carried
-            self.num_distinct += distinct
+            self.num_distinct += int(distinct)
         self.num_batches += 1
         self.num_samples += num_samples
         self.num_accesses += int(starts[-1])
@@ -188,10 +188,15 @@ class AccessStats:
         kept = kept[kept > 0]
         return Histogram(kept, num_rows[kept], accesses[kept])
 
-    def most_present(self, num_rows: int) -> dict[str, list[int]]:
-        """Return the ``num_rows`` rows with the highest presence by table; ties go to the earlier row."""
+    def most_present(self, num_rows: int, tables: Sequence[EmbeddingBagConfig] | None = None) -> dict[str, list[int]]:
+        """Return the ``num_rows`` rows with the highest presence by table; ties go to the earlier row.
+
+        Args:
+            num_rows: How many.
+            tables: The tables to choose from, all when None.
+        """
         left, floor = num_rows, 0
-        whole = self.histogram()
+        whole = self.histogram(tables)
         for presence, count in zip(whole.presence.tolist(), whole.num_rows.tolist(), strict=True):
             floor = presence
             if count >= left:
@@ -200,7 +205,7 @@ class AccessStats:
         else:
             left, floor = num_rows - int(whole.num_rows.sum()), 0
         chosen: dict[str, list[int]] = {}
-        for table in self.tables:
+        for table in self.tables if tables is None else tables:
             rows: list[int] = []
             for start, _, presence in self._blocks(table):
                 above, ties = (presence > floor).nonzero()[0], (presence == floor).nonzero()[0][: max(left, 0)]

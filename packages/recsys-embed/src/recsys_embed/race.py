@@ -114,7 +114,8 @@ def _between(sizes: Sequence[int], best: int) -> list[int]:
 
 
 def _plan_of(plan: Plan, stats: AccessStats, size: int, predicted: Candidate | None) -> Plan:
-    rows = stats.most_present(size) if size else {}
+    by_row = [t for t in stats.tables if t.name not in plan.pooled]
+    rows = stats.most_present(size, by_row) if size else {}
     return replace(plan, hot_rows=rows, chosen=predicted, reason="runs in a race")
 
 

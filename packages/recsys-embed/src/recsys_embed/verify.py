@@ -105,10 +105,14 @@ class _PoolOnly(nn.Module):
 
 
 def run_case(
-    group: Group, tables: Sequence[EmbeddingBagConfig], batches: Sequence[KeyedJaggedTensor], case: Case
+    group: Group,
+    tables: Sequence[EmbeddingBagConfig],
+    batches: Sequence[KeyedJaggedTensor],
+    case: Case,
+    make_plan: Callable[..., Plan] = hot_plan,
 ) -> dict[str, Tensor]:
     """Train on this rank's part of the global batches; return whole tables and states. Collective."""
-    plan = hot_plan(tables, batches, case.hot, group.size)
+    plan = make_plan(tables, batches, case.hot, group.size)
     optimizer = case.make_optimizer()
     emb = TieredEmbeddingBagCollection(tables, plan, optimizer, group, deterministic=case.deterministic)
     model = _PoolOnly(emb)
