@@ -47,10 +47,18 @@ PAGES = TEXT.pages(ROOT)
 READMES = [page for page in PAGES if page.name == "README.md"]
 
 
+def is_run_by_its_package(page: Path) -> bool:
+    """Whether a package's own tests run the first program of its README and compare what it prints to the letter."""
+    if page.parent == ROOT:
+        return False
+    return any("README.md" in file.read_text() for file in page.parent.glob("tests/**/test_*.py"))
+
+
 def programs():
     for page in READMES:
+        first = 1 if is_run_by_its_package(page) else 0
         for position, match in enumerate(PROGRAM.finditer(page.read_text())):
-            if not match["mark"]:
+            if not match["mark"] and position >= first:
                 yield pytest.param(match["code"], match["output"], id=f"{page.parent.name}-{position}")
 
 
