@@ -112,6 +112,11 @@ class _Attention(nn.Module):
         return f"{self.in_channels}, {self.out_channels}, heads={self.heads}"
 
 
+def _with_slope(program: vertex.VertexProgram, slope: float) -> vertex.VertexProgram:
+    """Return the program for a slope of its leaky ReLU; the usual one is shared by all layers."""
+    return program if slope == 0.2 else program.bind(slope=slope)
+
+
 def _fill(looped: LoopedGraph, edge_attr: Tensor, fill_value: float | Tensor | str) -> Tensor:
     """Return the features of the new self-loops, [num_dst, edge_dim]."""
     num_dst = looped.graph.num_dst
@@ -183,9 +188,8 @@ class GATConv(_Attention):
         if edge_dim is not None:
             self.att_edge = nn.Parameter(torch.empty(1, heads, out_channels))
             glorot_(self.att_edge)
-        same_slope = negative_slope == 0.2
-        self.program = gat if same_slope else gat.bind(slope=negative_slope)
-        self._program_with_edges = gat_with_edges if same_slope else gat_with_edges.bind(slope=negative_slope)
+        self.program = _with_slope(gat, negative_slope)
+        self._program_with_edges = _with_slope(gat_with_edges, negative_slope)
 
     def _scores(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scores of each vertex as source and as destination, [num_src, heads, 1].
@@ -272,9 +276,8 @@ class GATv2Conv(_Attention):
         self.lin_r = self.lin_l if share_weights else linear(in_channels, heads * out_channels, bias=bias, glorot=True)
         self.att = nn.Parameter(torch.empty(1, heads, out_channels))
         glorot_(self.att)
-        same_slope = negative_slope == 0.2
-        self.program = gatv2 if same_slope else gatv2.bind(slope=negative_slope)
-        self._program_with_edges = gatv2_with_edges if same_slope else gatv2_with_edges.bind(slope=negative_slope)
+        self.program = _with_slope(gatv2, negative_slope)
+        self._program_with_edges = _with_slope(gatv2_with_edges, negative_slope)
 
     def forward(self, graph: Graph, x: Tensor, edge_attr: Tensor | None = None) -> Tensor:
         """Return the new features; arguments and result as :class:`GATConv`."""

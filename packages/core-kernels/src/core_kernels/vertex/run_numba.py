@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from core_kernels._huge_pages import advise, collapse
 from core_kernels.kernels.numba._threads import run_ranges
 from core_kernels.kernels.numba.spmm import spmm_sum
 from core_kernels.vertex.cache import compile_lock, load_function
@@ -51,7 +52,9 @@ def run_plan(
     """
     nodes = plan.program.nodes
     arrays: dict[str, np.ndarray] = {}
+    num_edges = sum(these.indices.shape[0] for these in edges.values())
     for number, tensor in zip(plan.program.inputs, tensors, strict=True):
+        collapse(tensor, num_edges if nodes[number].kind in "SD" else 0)
         arrays[f"a{number}"] = _flat(tensor)
     dtype = tensors[0].dtype
     for number, node in enumerate(nodes):
@@ -62,6 +65,7 @@ def run_plan(
         node = nodes[number]
         rows = (edges[node.relation] if node.kind in "SE" else next(iter(edges.values()))).num_rows(node.kind)
         stored[number] = torch.empty(rows, *widths.of(node.axes), dtype=dtype)
+        advise(stored[number])
         arrays[f"o{number}"] = _flat(stored[number])
     with _lock:
         if plan not in _kernels:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numba import njit
 
+from core_kernels._huge_pages import collapse
 from core_kernels.kernels.numba._arrays import array, fill_through_float32, is_half
 from core_kernels.kernels.numba._copy_loop import prefetch_row
 from core_kernels.kernels.numba._elements import get_written, put
@@ -30,6 +31,7 @@ def embedding_bag(weight, ids, offsets, sample_weight, mean, out):
     if is_half(weight):
         fill_through_float32(embedding_bag, weight, ids, offsets, sample_weight, mean, out)
         return
+    collapse(weight, ids.shape[0])
     pointers = array(offsets)
     run_ranges(
         sum_rows, out.shape[0], pointers, pointers, array(ids), array(weight), _column(sample_weight), 1, None, None,

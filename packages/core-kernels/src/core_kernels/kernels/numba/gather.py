@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from numba import njit
 
+from core_kernels._huge_pages import collapse
 from core_kernels.kernels.numba._arrays import array, fill_through_float32, is_half
 from core_kernels.kernels.numba._copy_loop import LINE_BYTES, copy_row, prefetch_row, stream_row
 from core_kernels.kernels.numba._groups import group_positions
@@ -23,6 +24,7 @@ _PREFETCH_DISTANCE = 8
 
 def gather(x, index, out):
     """Fill ``out`` with the rows of ``x`` that ``index`` names."""
+    collapse(x, index.shape[0])
     row_bytes = x.shape[1] * x.element_size()
     source, target = (x.data_ptr(), x.stride(0) * x.element_size()), out.data_ptr()
     aligned = target % LINE_BYTES == 0 and row_bytes % LINE_BYTES == 0

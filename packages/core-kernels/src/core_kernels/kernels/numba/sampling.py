@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from numba import njit
 
+from core_kernels._huge_pages import advise
 from core_kernels.kernels.numba._arrays import array
-from core_kernels.kernels.numba._copy_loop import prefetch_row
+from core_kernels.kernels.numba._copy_loop import LINE_BYTES, prefetch_row
 from core_kernels.kernels.numba._threads import run_ranges
 from core_kernels.kernels.numba.random import absorb, bounded, row_key, stream_key
 from core_kernels.kernels.numba.relabel import direct_table, relabel_direct, reset_table, unique_relabel
@@ -23,14 +24,15 @@ __all__ = ["sample_block", "sample_neighbors"]
 _LINEAR_FANOUT = 32
 #: Draws that are made before their sources are read; seeds between the request for a row pointer and its use.
 _GATHER_DRAWS, _PREFETCH_SEEDS = 1024, 16
+#: Edges per draw up to which all lines of a row are asked for once, rather than the line of every draw.
+_EDGES_PER_DRAW = 8
 
 
 def sample_neighbors(indptr, indices, edge_ids, seeds, keys, fanout, replace, seed, step, layer):
     """Return row pointers, sources and edge ids of the sampled in-edges."""
     rows, pointers = torch.empty(seeds.shape[0] + 1, dtype=torch.int64), array(indptr)
     num_draws = _count(pointers, array(seeds), fanout, replace, array(rows))
-    sources = torch.empty(num_draws, dtype=indices.dtype)
-    edges = torch.empty(num_draws, dtype=torch.int64)
+    sources, edges = _empty_draws(num_draws, indices.dtype)
     _draw(pointers, indices, edge_ids, seeds, keys, (fanout, replace, seed, step, layer), rows, sources, edges)
     return rows, sources, edges
 
@@ -40,7 +42,7 @@ def sample_block(indptr, indices, edge_ids, seeds, keys, fanout, replace, seed, 
     num_seeds, pointers = seeds.shape[0], array(indptr)
     rows = torch.empty(num_seeds + 1, dtype=torch.int64)
     num_draws = _count(pointers, array(seeds), fanout, replace, array(rows))
-    sources, edges = torch.empty(num_draws, dtype=indices.dtype), torch.empty(num_draws, dtype=torch.int64)
+    sources, edges = _empty_draws(num_draws, indices.dtype)
     draw = (fanout, replace, seed, step, layer)
     _draw(pointers, indices, edge_ids, seeds, keys, draw, rows, sources, edges)
     table = direct_table(num_src, num_seeds + num_draws)
@@ -50,6 +52,14 @@ def sample_block(indptr, indices, edge_ids, seeds, keys, fanout, replace, seed, 
     unique, local = torch.empty(num_seeds + num_draws, dtype=torch.int64), torch.empty(num_draws, dtype=torch.int32)
     count = _number_block(array(seeds), array(sources), table, array(unique), array(local))
     return rows, local, unique[:count], edges
+
+
+def _empty_draws(num_draws, dtype):
+    """Return uninitialised sources and edge ids."""
+    sources, edges = torch.empty(num_draws, dtype=dtype), torch.empty(num_draws, dtype=torch.int64)
+    for tensor in (sources, edges):
+        advise(tensor)
+    return sources, edges
 
 
 @njit(cache=True, nogil=True)
@@ -73,11 +83,27 @@ def _count(indptr, seeds, fanout, replace, rows):
     total = np.int64(0)
     rows[0] = 0
     for place in range(len(seeds)):
+        _prefetch_pointers(indptr, seeds, place, len(seeds))
         degree = indptr[seeds[place] + 1] - indptr[seeds[place]]
         take = fanout if replace and degree > 0 else min(degree, fanout)
         total += degree if fanout < 0 else take
         rows[place + 1] = total
     return total
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _prefetch_pointers(indptr, seeds, place, stop):
+    """Ask for the row pointer of a seed that comes soon: seeds are read in any order."""
+    if place + _PREFETCH_SEEDS < stop:
+        prefetch_row(indptr.ctypes.data + seeds[place + _PREFETCH_SEEDS] * indptr.itemsize, 1, False)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _prefetch_edges(array, begin, count):
+    """Ask for every line of ``array[begin : begin + count]``."""
+    address = array.ctypes.data + begin * array.itemsize
+    skew = address % LINE_BYTES
+    prefetch_row(address - skew, skew + count * array.itemsize, False)
 
 
 @njit(cache=True, nogil=True)
@@ -109,13 +135,17 @@ def _draw_rows(
     stream = stream_key(seed, step, layer)
     marked = fanout > _LINEAR_FANOUT and not replace
     marks = np.zeros(_longest_row(indptr, seeds, start, stop) if marked else 0, np.bool_)
-    pointers_at, indices_at = indptr.ctypes.data, indices.ctypes.data
     gathered = rows[start]
     for place in range(start, stop):
-        if place + _PREFETCH_SEEDS < stop:
-            prefetch_row(pointers_at + seeds[place + _PREFETCH_SEEDS] * indptr.itemsize, 1, False)
+        _prefetch_pointers(indptr, seeds, place, stop)
         begin, first, last = indptr[seeds[place]], rows[place], rows[place + 1]
         degree = indptr[seeds[place] + 1] - begin
+        is_dense = degree <= _EDGES_PER_DRAW * (last - first)
+        if is_dense:
+            near = min(degree, _GATHER_DRAWS)  # what is farther along, the processor asks for by itself
+            _prefetch_edges(indices, begin, near)
+            if edge_ids is not None:
+                _prefetch_edges(edge_ids, begin, near)
         if fanout < 0 or degree == 0 or (degree <= fanout and not replace):
             for draw in range(last - first):
                 edges[first + draw] = begin + draw
@@ -128,10 +158,11 @@ def _draw_rows(
                 _floyd_marked(key, degree, fanout, begin, marks, edges, first)
             else:
                 _floyd_linear(key, degree, fanout, begin, edges, first)
-        for out in range(first, last):
-            prefetch_row(indices_at + edges[out] * indices.itemsize, 1, False)
-            if edge_ids is not None:
-                prefetch_row(edge_ids.ctypes.data + edges[out] * edge_ids.itemsize, 1, False)
+        if not is_dense:
+            for out in range(first, last):
+                _prefetch_edges(indices, edges[out], 1)
+                if edge_ids is not None:
+                    _prefetch_edges(edge_ids, edges[out], 1)
         # A loop of its own: its loads do not wait for one another, nor for the branches above. It follows while what
         # was asked for is still in the cache.
         if last - gathered >= _GATHER_DRAWS or place == stop - 1:

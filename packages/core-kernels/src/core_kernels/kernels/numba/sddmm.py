@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from numba import njit
 
+from core_kernels._huge_pages import collapse
 from core_kernels.kernels.numba._arrays import array, fill_through_float32, is_half
 from core_kernels.kernels.numba._rows import dot_rows
 from core_kernels.kernels.numba._threads import run_ranges
@@ -16,6 +17,7 @@ def sddmm(indptr, indices, a, b, edge_ids, op, heads, out):
     if is_half(a):
         fill_through_float32(sddmm, indptr, indices, a, b, edge_ids, op, heads, out)
         return
+    collapse(a, indices.shape[0])
     pointers, num_rows = array(indptr), b.shape[0]
     shared = (pointers, array(indices), array(a), array(b))
     if op == "dot":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from numba import njit
 
+from core_kernels._huge_pages import collapse
 from core_kernels.kernels.numba._arrays import array, fill_through_float32, is_half
 from core_kernels.kernels.numba._rows import extremum_rows, sum_rows
 from core_kernels.kernels.numba._threads import run_ranges
@@ -18,6 +19,7 @@ def spmm_sum(indptr, indices, x, weight, edge_ids, src_scale, dst_scale, out):
     if is_half(x):
         fill_through_float32(spmm_sum, indptr, indices, x, weight, edge_ids, src_scale, dst_scale, out)
         return
+    collapse(x, indices.shape[0])
     pointers, heads = array(indptr), 1 if weight is None else weight.shape[1]
     run_ranges(
         sum_rows, out.shape[0], pointers, pointers, array(indices), array(x), array(weight), heads, array(edge_ids),
@@ -30,6 +32,7 @@ def spmm_extremum(indptr, indices, x, weight, edge_ids, largest, out, arg):
     if is_half(x):
         fill_through_float32(spmm_extremum, indptr, indices, x, weight, edge_ids, largest, out, arg, num_outputs=2)
         return
+    collapse(x, indices.shape[0])
     pointers, heads = array(indptr), 1 if weight is None else weight.shape[1]
     run_ranges(
         extremum_rows, out.shape[0], pointers, pointers, array(indices), array(x), array(weight), heads,
