@@ -106,11 +106,25 @@ class CommandLine:
             print(f"failed: {failure}", file=sys.stderr)
             return 1
         except self._errors as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {_one_line(error)}", file=sys.stderr)
             return 2
         finally:
             _quiet = False
         return 0
+
+
+def _one_line(error: BaseException) -> str:
+    """Say what an error says; one of the operating system with the file first and the remedy last.
+
+    >>> _one_line(FileNotFoundError(2, "No such file or directory", "graph.npz"))
+    "'graph.npz' cannot be opened: No such file or directory; check the path, from the folder the program runs in"
+    """
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return (
+            f"{str(error.filename)!r} cannot be opened: {error.strerror}; "
+            "check the path, from the folder the program runs in"
+        )
+    return str(error)
 
 
 def emit(result: dict[str, Any] | list[Any] | None, target: str | None) -> None:
