@@ -238,6 +238,9 @@ def _bench(args: argparse.Namespace) -> dict[str, Any]:
     for system in systems:
         if system not in SYSTEMS:
             raise input_error("--systems", system, f"some of {', '.join(SYSTEMS)}", "correct the name")
+    file = args.dataset.partition(":")[2]
+    if file and not os.path.exists(file):  # said before the links are measured, which takes a while
+        raise input_error("--dataset", args.dataset, "a file or folder that exists", "check the path")
     if "torchrec" in systems and importlib.util.find_spec("torchrec") is None:
         say("torchrec is not installed; it is left out")
         systems.remove("torchrec")
