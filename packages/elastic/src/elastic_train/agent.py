@@ -53,6 +53,7 @@ class Agent:
         poll_seconds: Time between two looks at the store.
         token: The job's token.
         straggler_ratio: A worker that computes this many times as long as the median is replaced; ``None`` for none.
+        cohort: Name and size of a set of newcomers that join in one switch.
     """
 
     def __init__(
@@ -68,17 +69,19 @@ class Agent:
         poll_seconds: float = 0.02,
         token: str = "",
         straggler_ratio: float | None = None,
+        cohort: tuple[str, int] = ("", 1),
     ):
         self._store, self._prefix, self._worker = store, f"{job}/", worker
-        self._limits, self._events, self._interface = limits, events, interface
+        self.limits, self._events, self._interface = limits, events, interface
         self._lease_seconds, self._timeout_seconds, self._poll_seconds = lease_seconds, timeout_seconds, poll_seconds
         self._election = Election(store, self._prefix + "leader", worker, lease_seconds)
         self._log = GenerationLog(store, self._prefix + "generation")
         self._lock, self._wake, self._stop = threading.RLock(), threading.Event(), threading.Event()
         pid = os.getpid()
         self._member = Member(
-            worker, "ready", 0, socket.gethostname(), pid, start_ticks(pid), time.time(), address=interface
-        )
+            worker, "ready", 0, socket.gethostname(), pid, start_ticks(pid), time.time(), address=interface,
+            cohort=cohort[0], cohort_size=cohort[1],
+        )  # fmt: skip
         self._watch, self._leader = Watch(worker, lease_seconds), None
         self._token, self._straggler_ratio = token, straggler_ratio
         self.connect: Callable[..., Links] = connect
@@ -257,7 +260,7 @@ class Agent:
         return {worker: member for worker, member in found.items() if member.phase != "left"}
 
     def _lead(self, members: dict[str, Member]) -> None:
-        change = decide(self.newest, members, self._limits)
+        change = decide(self.newest, members, self.limits, time.time())
         if change is None:
             if self._straggler_ratio is not None and self.newest is not None and self.newest.status == "commit":
                 self._replace_straggler(members)

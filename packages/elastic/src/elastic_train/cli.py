@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+_PARTS = ("change", "restart", "scale-in", "vote", "peers")
 _FORMATS = ("pollux", "philly", "tiresias", "alibaba")
 
 
@@ -118,6 +119,12 @@ def _simulate(args: argparse.Namespace) -> dict[str, Any]:
     return {"results": results}
 
 
+def _bench(args: argparse.Namespace) -> dict[str, Any]:
+    from elastic_train.bench.command import run_bench
+
+    return run_bench(args.megabytes, args.changes, args.step_seconds, args.parts)
+
+
 def _read_trace(args: argparse.Namespace) -> Any:
     from elastic_train import scheduler
 
@@ -161,6 +168,14 @@ def _command_line() -> CommandLine:
     events = cli.command("events", _events, "show a job's events", "elastic-train events /tmp/j/job-events.jsonl")
     events.add_argument("file", type=Path)
     _add_simulate(cli)
+    bench = cli.command(
+        "bench", _bench, "measure what changes cost, beside a restart, torchrun and torchft",
+        "elastic-train bench --megabytes 6 100 --changes 2:3 --json bench.json",
+    )  # fmt: skip
+    bench.add_argument("--megabytes", type=float, nargs="+", default=[6.0, 100.0], help="sizes of the state")
+    bench.add_argument("--changes", nargs="+", default=["2:3"], metavar="OLD:NEW", help="numbers of workers")
+    bench.add_argument("--step-seconds", type=float, default=0.05, help="what a step sleeps at the smallest size")
+    bench.add_argument("--parts", nargs="+", default=list(_PARTS), choices=_PARTS, help="what to measure")
     return cli
 
 

@@ -20,6 +20,8 @@ from elastic_train.generation import Generation
 
 __all__ = ["Change", "Limits", "Member", "decide"]
 
+_COHORT_SECONDS = 60.0
+
 
 @dataclass(frozen=True)
 class Member:
@@ -41,6 +43,8 @@ class Member:
         compute_seconds: Running mean of its own part of a step, before it waits for others.
         samples_per_second: Running mean of the job's throughput as it sees it.
         num_timed: Steps in these means.
+        cohort: Name of a set of newcomers that join in one switch, empty for none.
+        cohort_size: Their number.
     """
 
     worker: str
@@ -58,6 +62,8 @@ class Member:
     compute_seconds: float = 0.0
     samples_per_second: float = 0.0
     num_timed: int = 0
+    cohort: str = ""
+    cohort_size: int = 1
 
 
 @dataclass(frozen=True)
@@ -76,13 +82,14 @@ class Change:
     reason: str
 
 
-def decide(newest: Generation | None, alive: dict[str, Member], limits: Limits) -> Change | None:
+def decide(newest: Generation | None, alive: dict[str, Member], limits: Limits, now: float = 0.0) -> Change | None:
     """Return what to do about membership now.
 
     Args:
         newest: The newest generation, ``None`` before the first.
         alive: Workers whose lease holds and whose process lives.
         limits: Bounds on the number of workers.
+        now: The time, on the clock of ``Member.joined``; newcomers of an incomplete cohort wait for a minute.
 
     Returns:
         A change, or ``None`` to wait.
@@ -97,6 +104,7 @@ def decide(newest: Generation | None, alive: dict[str, Member], limits: Limits) 
     if newest is None:
         enough = len(newcomers) >= limits.min_workers
         return Change(tuple(newcomers[: limits.max_workers]), "start") if enough else None
+    newcomers = [w for w in newcomers if _has_its_cohort(alive[w], ready, now)]
     failed = [m for m in alive.values() if m.phase == "failed"]
     running = [m for m in alive.values() if m.phase == "running"]
     if failed:
@@ -116,6 +124,12 @@ def decide(newest: Generation | None, alive: dict[str, Member], limits: Limits) 
             return Change(tuple(newcomers[: limits.max_workers]), "start") if enough else None
         return _resize(newest, base, newcomers, alive, limits, is_forced=True)
     return _resize(newest, [w for w in newest.members if w in alive], newcomers, alive, limits)
+
+
+def _has_its_cohort(member: Member, ready: list[Member], now: float) -> bool:
+    """Whether all that are to join with a newcomer are ready, or it has waited long enough for them."""
+    present = sum(m.cohort == member.cohort for m in ready)
+    return not member.cohort or present >= member.cohort_size or now - member.joined > _COHORT_SECONDS
 
 
 def _recover(

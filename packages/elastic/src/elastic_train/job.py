@@ -18,6 +18,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -76,7 +77,7 @@ class Job:
         self.is_leaving = False
         self.links: Links | None = None
         self.gradients: GradientSum | LogicalGradients | None = None
-        self._logical_workers = logical_workers
+        self._module, self._logical_workers = torch.nn.Module(), logical_workers
         self.state: State | None = None
         self.batch_size = 0
         self._switch_to, self._is_open, self._has_run = 0, False, False
@@ -87,13 +88,31 @@ class Job:
         """Sum the module's gradients over the workers; returns the module."""
         if self.gradients is not None:
             raise InputError("wrap was called twice: expected one module; wrap a module that holds both")
-        count = self._logical_workers
+        self._module, count = module, self._logical_workers
         self.gradients = LogicalGradients(module, count) if count else GradientSum(module)
         return module
 
     def on_resize(self, callback: Callable[[StepInfo], None]) -> None:
         """Call ``callback`` whenever membership has changed."""
         self._callbacks.append(callback)
+
+    @property
+    def max_shares(self) -> int:
+        """Most shares that a batch is split into."""
+        return self._logical_workers or self.agent.limits.max_workers
+
+    def warm_up(self, work: Callable[[Any], object], batch: Any) -> None:
+        """Do a pass whose gradients, random numbers and buffers are forgotten; for a worker that has not joined."""
+        if self.gradients is None:
+            raise InputError("the job lacks wrap(module): expected it before the first batch; call it after init")
+        buffers = [(buffer, buffer.detach().clone()) for buffer in self._module.buffers()]
+        with torch.random.fork_rng():
+            work(batch)
+        self.gradients.reset()
+        for buffer, value in buffers:
+            buffer.detach().copy_(value)
+        for parameter in self._module.parameters():
+            parameter.grad = None
 
     def join(self) -> None:
         """Wait to be taken in and get the state; returns at once in a worker that has joined."""

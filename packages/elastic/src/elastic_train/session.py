@@ -91,7 +91,8 @@ def init(
     events = EventLog(os.environ.get("ELASTIC_TRAIN_EVENTS"), worker)
     limits = Limits(least, most)
     place = interface or os.environ.get("ELASTIC_TRAIN_INTERFACE") or "127.0.0.1"
-    agent = Agent(opened, name, worker, limits, events, lease, timeout_seconds, place, 0.02, secret, straggler_ratio)
+    agent = Agent(opened, name, worker, limits, events, lease, timeout_seconds, place, 0.02, secret, straggler_ratio,
+                  _cohort())  # fmt: skip
     _job = Job(agent, events, logical_workers=logical_workers)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: agent.ask_to_leave())
@@ -100,6 +101,12 @@ def init(
 
 def _number(value: int | None, variable: str, default: int) -> int:
     return value if value is not None else int(os.environ.get(variable, default))
+
+
+def _cohort() -> tuple[str, int]:
+    """Return the set of newcomers that a launcher started together with this one."""
+    name, _, size = os.environ.get("ELASTIC_TRAIN_COHORT", "").partition(":")
+    return name, int(size or 1)
 
 
 def _check_free(store, job: str, worker: str) -> None:

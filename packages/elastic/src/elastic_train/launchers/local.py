@@ -78,7 +78,7 @@ class LocalJob:
                 f"{running} + {num_workers} workers are too many: expected at most {self._max_workers}; start fewer"
             )
         is_late = bool(self.processes) or self._prefix != "w"
-        names = []
+        names, first = [], self._started
         for _ in range(num_workers):
             name = f"{self._prefix}{self._started}"
             self._started += 1
@@ -86,6 +86,8 @@ class LocalJob:
                 ["nice", "-n", str(self._niceness), *self._command] if is_late and self._niceness else self._command
             )
             environment = {**self._environment, "ELASTIC_TRAIN_WORKER": name}
+            if is_late and num_workers > 1:
+                environment["ELASTIC_TRAIN_COHORT"] = f"{self._prefix}{first}:{num_workers}"
             self.processes[name] = subprocess.Popen(command, env=environment)
             names.append(name)
         return names
