@@ -51,7 +51,7 @@ def split_layer(layer: nn.Module, graph: Graph) -> SplitLayer:
         graph: The full graph, for degrees.
 
     Raises:
-        UnsupportedLayerError: No adapter is known for the layer.
+        UnsupportedLayerError: No adapter is known for the layer, or it drops activations by itself.
     """
     own: Any = getattr(layer, "split_layer", None)
     if own is not None:
@@ -63,7 +63,18 @@ def split_layer(layer: nn.Module, graph: Graph) -> SplitLayer:
             "core_kernels.nn or PyG (SAGEConv, GCNConv, GINConv, GATConv, GATv2Conv) or one with a method "
             "split_layer(graph); call gnn_parallel.register_adapter for its class"
         )
+    _check_inner_dropout(layer)
     return adapter(layer, graph)
+
+
+def _check_inner_dropout(layer: nn.Module) -> None:
+    """Refuse a dropout inside the layer, such as in the MLP of a GINConv."""
+    for name, module in layer.named_modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            raise UnsupportedLayerError(
+                f"{type(layer).__name__}.{name} is {type(module).__name__}(p={module.p}), which draws other masks on "
+                "every rank; expected none inside the input layer; use gnn_parallel.keyed_dropout between layers"
+            )
 
 
 def find_input_layer(model: nn.Module, name: str | None = None) -> tuple[str, nn.Module]:

@@ -22,7 +22,7 @@ from gnn_parallel.models import MODELS
 from gnn_parallel.plan import Plan
 from gnn_parallel.plots import plot_training
 from gnn_parallel.strategies import STRATEGIES
-from gnn_parallel.training import train_on_rank
+from gnn_parallel.training import format_share, train_on_rank
 from gnn_parallel.verify import TOLERANCES, Difference, verify_strategies
 
 __all__ = ["main"]
@@ -111,7 +111,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reuse", action="store_true", help="keep sharded rows of a batch for the next")
     parser.add_argument("--clusters", type=int, default=0, help="let batches follow the order of so many clusters")
     parser.add_argument("--mixed", action="store_true", help="compute and send activations in bfloat16")
-    parser.add_argument("--trials", type=int, default=6, metavar="STEPS", help="steps of close strategies to try")
+    parser.add_argument("--trials", type=int, default=8, metavar="STEPS", help="most steps of close strategies to try")
     parser.add_argument("--dtype", default="float32", choices=("float32", "float64"), help="of features and weights")
     parser.add_argument("--interconnect", default="", metavar="FILE", help="written by core-kernels calibrate")
 
@@ -197,6 +197,7 @@ def _partition(args: argparse.Namespace) -> dict[str, Any]:
 def _plan(args: argparse.Namespace) -> dict[str, Any]:
     job, data = _job(args), load_dataset(args.dataset, args.dtype, args.task)
     partition = _read_partition(args, data, args.ranks)
+    _check_folders(out=args.out)
     plan = Plan.from_json(launch.run_ranks(_plan_on_rank, args.ranks, job, partition)[0])
     say(plan.explain())
     if args.out:
@@ -225,6 +226,7 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
     ):
         if not 0 < value < float("inf"):
             raise input_error(name, value, "a positive number", remedy)
+    _check_folders(save=args.save, plot=args.plot, epoch_log=args.epoch_log)
     for name, value in (("clip", args.clip), ("replan-every", args.replan_every)):
         if not value >= 0:
             raise input_error(name, value, "at least 0", f"leave --{name} out")
@@ -236,12 +238,20 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
     totals = [sum(report[kind].values()) for kind in ("predicted", "measured")]
     table("seconds per epoch", ("term", "predicted", "measured"), [*rows, ("total", *map(format_seconds, totals))])
     say(
-        f"{report['strategy']} on {report['world_size']} ranks: test accuracy {report['test_accuracy']:.1%}, "
+        f"{report['strategy']} on {report['world_size']} ranks: test accuracy {format_share(report['test_accuracy'])}, "
         f"epoch {format_seconds(totals[1])} measured, {format_seconds(totals[0])} predicted"
     )
     if args.plot:
         plot_training(report, Path(args.plot))
     return report
+
+
+def _check_folders(**files: str | None) -> None:
+    """Complain before the work about folders that files shall be written to."""
+    for name, file in files.items():
+        if file and not Path(file).parent.is_dir():
+            flag = "--" + name.replace("_", "-")
+            raise input_error(flag, file, f"a file in an existing folder; {Path(file).parent} is none", "make it first")
 
 
 def _check_counts(**counts: int) -> None:

@@ -1,13 +1,16 @@
 """From counts to the seconds of a step.
 
-Symbols: c_r seconds that rank r computes when it has a core to itself (sampling, reading, aggregating, projecting,
-upper layers); n the seconds of the step's collectives; k >= 1 the factor by which computing slows down when all ranks
-of this machine compute at once, measured. Ranks wait for each other once a step, so it takes the *maximum over ranks of
-the sum*, and while ranks wait for the network they leave the cores to others::
+Symbols, per step: of rank r, e_r seconds of preparing a batch (sampling, reading, aggregating raw rows) and l_r of the
+rest (projecting, upper layers) when it has a core to itself, c_r = e_r + l_r; p seconds of the collectives that prepare
+a batch (ids, features), a of those of activations and gradients; x_r processor time of moving messages; k >= 1 the
+factor by which computing slows down when all ranks of this machine compute at once, measured. Ranks wait for each other
+once a step, so it takes the *maximum over ranks of the sum*; while ranks wait for the network they leave the cores to
+others; and where coming batches are prepared in the background, the two halves of a step share only link and cores::
 
-    T = max(max_r c_r + n,  k mean_r c_r)
+    T = max(max_r c_r + p + a,  k mean_r (c_r + x_r))                                      one after the other
+    T = max(max_r e_r + p,  max_r l_r + a,  p + a,  k mean_r (c_r + x_r))                  in the background
 
-c_r is counted work times measured rates; n prices every collective by the most bytes that leave or enter one rank,
+c_r is counted work times measured rates; p and a price every collective by the most bytes that leave or enter one rank,
 divided over the collective's calls, on the measured interconnect: exchanges on the ranks of a host, the gradient
 all-reduce on all ranks. A step whose rows lie on disk adds their bytes times the measured rate of the disk to c_r.
 
@@ -43,6 +46,8 @@ class Rates:
         upper_seconds_per_step: Upper layers, loss, optimizer, and what else a step of one rank takes.
         disk_seconds_per_byte: Reading a feature byte from disk.
         contention: k, of the ranks that measured together.
+        exchange_seconds_per_byte: Processor time per byte that leaves or enters a rank.
+        call_seconds: Processor time of a collective of no size.
     """
 
     sample_seconds_per_edge: float
@@ -53,6 +58,8 @@ class Rates:
     upper_seconds_per_step: float
     disk_seconds_per_byte: float = 0.0
     contention: float = 1.0
+    exchange_seconds_per_byte: float = 0.0
+    call_seconds: float = 0.0
 
     @classmethod
     def free(cls) -> Rates:
@@ -85,13 +92,14 @@ class Rates:
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """Predicted seconds of a step by term, of the rank that takes longest."""
+    """Predicted seconds of a step by term, of the rank that takes longest; ``link`` of them, all collectives take."""
 
     sample: float
     load: float
     shuffle: float
     compute: float
     reduce: float
+    link: float = 0.0
 
     @property
     def total(self) -> float:
@@ -123,7 +131,7 @@ class Prices:
 
 
 def estimate_step_seconds(
-    strategy: str, counts: StepCounts, shape: LayerShape, rates: Rates, prices: Prices
+    strategy: str, counts: StepCounts, shape: LayerShape, rates: Rates, prices: Prices, is_early: bool = False
 ) -> StepSeconds:
     """Predict the seconds of a step.
 
@@ -133,6 +141,7 @@ def estimate_step_seconds(
         shape: The layer.
         rates: Measured speeds.
         prices: Prices of collectives.
+        is_early: Whether coming batches are prepared in the background.
     """
     work = _work(strategy, counts, shape)
     traffic = count_traffic(strategy, counts, shape)
@@ -143,26 +152,51 @@ def estimate_step_seconds(
     compute = (
         work.flops * rates.project_seconds_per_flop + moved * rates.row_seconds_per_byte + rates.upper_seconds_per_step
     )
-    busy = sample + load + compute
-    slowest = int(busy.argmax())
-    fetch, shuffle = _exchange_seconds(traffic, work.calls, prices.inside)
+    fetch, ids, activations = _exchange_seconds(traffic, work.calls, prices.inside)
     reduce = _reduce_seconds(strategy, counts, shape, prices)
-    alone = float(busy[slowest]) + fetch + shuffle + reduce
-    crowded = max(0.0, rates.contention * float(busy.mean()) - alone)
+    messages = _message_seconds(traffic, work, strategy, shape, rates)
+    link = fetch + ids + activations + reduce
+    crowded = rates.contention * float((sample + load + compute + messages).mean())
+    if not is_early:
+        slowest = int((sample + load + compute).argmax())
+        parts = (float(sample[slowest]), float(load[slowest]) + fetch, ids + activations, float(compute[slowest]))
+        return StepSeconds(*parts[:3], parts[3] + max(0.0, crowded - sum(parts) - reduce), reduce, link)
+    slowest, late = int((sample + load).argmax()), float(compute.max()) + activations + reduce
+    early = float((sample + load)[slowest]) + fetch + ids
+    waited = max(0.0, early - late, link - late)
+    share = waited / early if early else 0.0
+    crowding = max(0.0, crowded - late - waited)
     return StepSeconds(
-        float(sample[slowest]), float(load[slowest]) + fetch, shuffle, float(compute[slowest]) + crowded, reduce
+        float(sample[slowest]) * share,
+        (float(load[slowest]) + fetch) * share,
+        ids * share + activations,
+        float(compute.max()) + crowding,
+        reduce,
+        link,
     )
 
 
-def _exchange_seconds(traffic: Traffic, calls: dict[str, tuple[str, int]], price: Price) -> tuple[float, float]:
-    """Return the seconds of fetching features and those of all other exchanges."""
-    fetch = shuffle = 0.0
+def _message_seconds(traffic: Traffic, work: _Work, strategy: str, shape: LayerShape, rates: Rates) -> Tensor:
+    """Return the processor time each rank needs to move its messages."""
+    exchanged = torch.stack([*traffic.sent.values(), *traffic.received.values()]).sum(0)
+    num_ranks = len(exchanged)
+    if num_ranks == 1:
+        return exchanged
+    reduced = shape.reduced_elements(strategy) * shape.element_bytes
+    num_calls = 1 + sum(number for _, number in work.calls.values())
+    exchanged = exchanged + 4.0 * reduced * (num_ranks - 1) / num_ranks  # a ring, in and out
+    return exchanged * rates.exchange_seconds_per_byte + num_calls * rates.call_seconds
+
+
+def _exchange_seconds(traffic: Traffic, calls: dict[str, tuple[str, int]], price: Price) -> tuple[float, float, float]:
+    """Return the seconds of fetching features, of ids, and of activations with their gradients."""
+    seconds = {"features": 0.0, "ids": 0.0, "activations": 0.0}
+    kinds = {"sizes": "ids", "activation_gradients": "activations"}
     if traffic.peers:
         for tag, (collective, num_calls) in calls.items():
             busiest = max(float(traffic.sent[tag].max()), float(traffic.received[tag].max()))
-            seconds = num_calls * price(collective, busiest / num_calls)
-            fetch, shuffle = (fetch + seconds, shuffle) if tag == "features" else (fetch, shuffle + seconds)
-    return fetch, shuffle
+            seconds[kinds.get(tag, tag)] += num_calls * price(collective, busiest / num_calls)
+    return seconds["features"], seconds["ids"], seconds["activations"]
 
 
 def _reduce_seconds(strategy: str, counts: StepCounts, shape: LayerShape, prices: Prices) -> float:

@@ -51,6 +51,7 @@ class Workload:
         rates: Measured rates.
         cached_rows: Copies of other ranks' rows per rank, or rows in host memory over a disk.
         reuse: Whether rows of a batch are kept for the next.
+        look_ahead: Batches prepared or read ahead.
     """
 
     data: TrainingData
@@ -62,6 +63,7 @@ class Workload:
     rates: Rates
     cached_rows: int
     reuse: bool
+    look_ahead: int = 0
 
     def obstacles(self) -> dict[str, str]:
         """Return why strategies cannot run here, by name."""
@@ -135,6 +137,12 @@ class DryRun:
         self.seconds: dict[str, list[StepSeconds]] = {name: [] for name in STRATEGIES}
         self.counting_seconds = 0.0
 
+    @property
+    def is_early(self) -> bool:
+        """Whether coming batches are prepared in the background."""
+        is_shared = self.shape.placement == "sharded" and self.layout.ranks_per_host > 1
+        return is_shared and self.workload.look_ahead > 0
+
     def sample(self, num_steps: int | None, budget_share: float = BUDGET_SHARE) -> None:
         """Count steps.
 
@@ -179,7 +187,7 @@ class DryRun:
             self.counts.append(counts)
             for name, seconds in self.seconds.items():
                 prices = self.layout.prices
-                seconds.append(estimate_step_seconds(name, counts, self.shape, self.rates, prices))
+                seconds.append(estimate_step_seconds(name, counts, self.shape, self.rates, prices, self.is_early))
         self.counting_seconds += elapsed
         return elapsed
 
@@ -253,6 +261,7 @@ class DryRun:
             bytes_by_tag=by_tag,
             memory_bytes=needed,
             modelled_seconds=sum(terms.values()),
+            link_seconds=steps * sum(s.link for s in step) / len(step),
             num_ranks=self.layout.num_ranks,
             num_hosts=self.layout.num_hosts,
             overlap_rows=0 if overlap is None else round(steps * float(overlap.sum())),
@@ -274,7 +283,8 @@ class DryRun:
             if self.workload.reuse:
                 held += float(counts.sources.max())
         per_row = row_bytes + 2 * shape.projected_width * shape.activation_bytes
-        return round(held * row_bytes + float(rows.max()) * per_row)
+        num_waiting = self.workload.look_ahead if self.is_early else 0
+        return round(held * row_bytes + float(rows.max()) * (per_row + num_waiting * row_bytes))
 
 
 def half_width(samples: list[float]) -> float:

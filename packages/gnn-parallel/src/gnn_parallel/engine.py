@@ -13,18 +13,17 @@ Callers may not assume that optimizers that mix the entries of a tensor (LAMB, M
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from core_kernels import ops
 from core_kernels.comm import Group
 from gnn_parallel.adapters import find_input_layer, split_layer
+from gnn_parallel.batches import Batch, BatchMaker
 from gnn_parallel.cache import choose_cached
 from gnn_parallel.clock import TermClock
 from gnn_parallel.data import TrainingData
@@ -32,7 +31,6 @@ from gnn_parallel.dropout import sampling_step
 from gnn_parallel.errors import PlanMismatchError, UnsupportedLayerError, input_error
 from gnn_parallel.features import FeatureTable, ReplicatedFeatures, ShardedFeatures, StoredFeatures, column_slices
 from gnn_parallel.input_layer import InputBlock, InputRows, answering
-from gnn_parallel.loader import Schedule, Share
 from gnn_parallel.parameters import SpreadParameters, used_once
 from gnn_parallel.plan import Plan
 from gnn_parallel.ranks import Ranks
@@ -40,33 +38,6 @@ from gnn_parallel.strategies import STRATEGIES, Context, NodeFeatureParallel, St
 from gnn_parallel.strategies.base import id_dtype_for
 
 __all__ = ["Batch", "Engine"]
-
-
-@dataclass
-class Batch:
-    """One step of one rank, sampled and shuffled, ready to compute.
-
-    Attributes:
-        seeds: int64, this rank's seeds; may be empty.
-        y: Labels of the seeds, when the loader was given labels; 1 or 0 for every pair in link prediction.
-        pairs: int64 ``[2, pairs]``, positions in ``seeds``, in link prediction.
-        share: This rank's share of the batch.
-        step: Step of the sampler.
-        blocks: Blocks of the layers above the input layer, lowest first.
-        destinations: Node ids of the input layer's result rows.
-        work: What the strategy prepared.
-        strategy: The strategy that prepared it.
-    """
-
-    seeds: Tensor
-    y: Tensor | None
-    pairs: Tensor | None
-    share: float
-    step: int
-    blocks: list[Any]
-    destinations: Tensor
-    work: Any
-    strategy: Strategy
 
 
 class Engine:
@@ -103,6 +74,7 @@ class Engine:
         spread = used_once(self.layer.column_parameters(), model) if plan.strategy == "nfp" and inside.size > 1 else []
         self.parameters = SpreadParameters(model, spread, self._columns, self.ranks)
         self._context = self._make_context()
+        self._batches = BatchMaker(plan, self.data, self.ranks, self._context, self.clock)
         self.strategy = self._make_strategy(plan.fanouts[-1])
         self._last: tuple[Batch, Tensor] | None = None
 
@@ -123,12 +95,14 @@ class Engine:
             raise input_error(f"{self.input_name}.dtype", dtypes, expected, "convert with model.to(features.dtype)")
 
     def _make_context(self) -> Context:
-        plan, data = self.plan, self.data
+        plan, data, inside = self.plan, self.data, self.ranks.inside
+        is_early = plan.placement == "sharded" and plan.look_ahead > 0 and inside.size > 1
+        early = (self.ranks.early.group, TermClock()) if is_early else None
         return Context(
             data.graph,
-            self._make_features(),
+            self._make_features(*(early or (inside, self.clock))),
             self._owner,
-            self.ranks.inside,
+            inside,
             self.layer,
             plan.fanouts[-1],
             plan.seed,
@@ -136,9 +110,10 @@ class Engine:
             "replicated" if plan.strategy == "nfp" else plan.placement,  # NFP: of this rank's columns
             self.clock,
             torch.bfloat16 if plan.is_mixed else None,
+            early,
         )
 
-    def _make_features(self) -> FeatureTable:
+    def _make_features(self, group: Group, clock: TermClock) -> FeatureTable:
         plan, data, inside = self.plan, self.data, self.ranks.inside
         if plan.strategy == "nfp":
             return ReplicatedFeatures(data.features[:, self._columns].contiguous())
@@ -149,10 +124,10 @@ class Engine:
             hotness = data.expected_reads(plan.num_hosts, inside.rank, plan.fanouts, plan.strategy)
         if plan.placement == "disk":
             assert isinstance(data.source, Path)  # checked when the plan was made
-            return StoredFeatures(data.source, plan.cached_rows, hotness, self.clock)
+            return StoredFeatures(data.source, plan.cached_rows, hotness, clock)
         cached = choose_cached(hotness, self._owner, inside.rank, plan.cached_rows)
         id_dtype = id_dtype_for(data.graph.num_nodes)
-        return ShardedFeatures(inside, data.features, self._owner, cached, id_dtype, self.clock, plan.reuse)
+        return ShardedFeatures(group, data.features, self._owner, cached, id_dtype, clock, plan.reuse)
 
     def _make_strategy(self, fanout: int) -> Strategy:
         context = replace(self._context, fanout=fanout)
@@ -179,94 +154,27 @@ class Engine:
             epoch: Number of the epoch; it changes order, samples and negatives.
             shuffle: Whether the order is random.
 
-        Every rank gets the same number of batches. Where features lie on disk, rows of coming batches are read ahead.
+        Every rank gets the same number of batches. Where features are sharded, ``plan.look_ahead`` coming batches are
+        prepared in the background; where they lie on disk, their rows are read ahead.
         """
-        schedule = self._schedule(seeds, shuffle)
-        plan, positions = self.plan, schedule.positions(epoch)
-        waiting: deque[tuple[_Sampled, Any]] = deque()
-        for index in range(len(positions) + plan.look_ahead):
-            if index < len(positions):
-                step = epoch * schedule.steps_per_epoch + index
-                sampled = self._sample(schedule, epoch, positions[index], step, plan.fanouts, self.strategy)
-                waiting.append((sampled, self._permute(sampled, self.strategy)))
-            if index >= plan.look_ahead:
-                yield self._complete(*waiting.popleft(), labels, self.strategy)
+        schedule = self._batches.schedule(seeds, shuffle)
+        return self._batches.epoch(schedule, epoch, labels, self.strategy)
 
     def batch_at(self, seeds: Tensor, step: int, labels: Tensor | None = None) -> Batch:
         """Return this rank's part of one step, counted from the start of training."""
-        schedule = self._schedule(seeds)
+        schedule = self._batches.schedule(seeds)
         epoch, index = divmod(step, schedule.steps_per_epoch)
-        return self._prepare(schedule, epoch, index, step, labels, self.plan.fanouts, self.strategy)
+        positions = schedule.positions(epoch)[index]
+        request = self._batches.request(schedule, epoch, positions, step, labels, self.plan.fanouts, self.strategy)
+        return self._batches.make(request)
 
-    def _schedule(self, items: Tensor, shuffle: bool = True) -> Schedule:
-        plan = self.plan
-        return self.data.schedule(
-            items,
-            plan.batch_size,
-            plan.seed,
-            shuffle=shuffle,
-            num_clusters=plan.num_clusters,
-            num_negatives=plan.num_negatives,
-        )
-
-    def _prepare(
-        self,
-        schedule: Schedule,
-        epoch: int,
-        index: int,
-        step: int,
-        labels: Tensor | None,
-        fanouts: tuple[int, ...],
-        strategy: Strategy,
-    ) -> Batch:
-        sampled = self._sample(schedule, epoch, schedule.positions(epoch)[index], step, fanouts, strategy)
-        return self._complete(sampled, strategy.permute(sampled.destinations, step), labels, strategy)
-
-    def _sample(
-        self,
-        schedule: Schedule,
-        epoch: int,
-        positions: Tensor,
-        step: int,
-        fanouts: tuple[int, ...],
-        strategy: Strategy,
-    ) -> _Sampled:
-        self.ranks.set_step(step)
-        shares = schedule.share(epoch, positions, self.data.owner, self.group.size)
-        mine, num_items = shares[self.ranks.place], sum(share.num_items for share in shares)
-        blocks: list[Any] = []
-        with self.clock("sample"):
-            if len(fanouts) > 1:
-                seeds, upper = mine.seeds, list(fanouts[:-1])
-                blocks = ops.sample_blocks(self.data.graph, seeds, upper, seed=self.plan.seed, step=step)
-        return _Sampled(mine, mine.num_items / num_items, step, blocks, blocks[0].src_ids if blocks else mine.seeds)
-
-    def _permute(self, sampled: _Sampled, strategy: Strategy) -> Any:
-        parcel = strategy.permute(sampled.destinations, sampled.step)
-        if self.plan.look_ahead and isinstance(self._context.features, StoredFeatures):
-            coming = strategy.reads_ahead(parcel)
-            if coming is not None:
-                with self.clock("load"):
-                    self._context.features.prefetch(coming)
-        return parcel
-
-    def _complete(self, sampled: _Sampled, parcel: Any, labels: Tensor | None, strategy: Strategy) -> Batch:
-        share, work = sampled.share, strategy.shuffle(parcel)
-        y = share.y if share.y is not None or labels is None else labels[share.seeds]
-        return Batch(
-            share.seeds,
-            y,
-            share.pairs,
-            sampled.weight,
-            sampled.step,
-            sampled.blocks,
-            sampled.destinations,
-            work,
-            strategy,
-        )
+    def settle(self) -> None:
+        """Return when no batch is being prepared in the background, so that other work can be timed."""
+        self._batches.settle()
 
     def __call__(self, batch: Batch) -> Tensor:
         """Return the model's output for this rank's seeds."""
+        self.ranks.set_step(batch.step)
         with self.clock("compute"), torch.autocast("cpu", torch.bfloat16, enabled=self.plan.is_mixed):
             rows = batch.strategy(batch.work)
             with answering(self._input_module, rows), sampling_step(self.plan.seed, batch.step):
@@ -327,7 +235,8 @@ class Engine:
         return engine
 
     def close(self) -> None:
-        """Close files of features, if there are any."""
+        """Finish what runs in the background, and close files of features, if there are any."""
+        self.settle()
         if isinstance(self._context.features, StoredFeatures):
             self._context.features.close()
 
@@ -343,28 +252,18 @@ class Engine:
             fanouts: As for training; ``None`` takes all neighbours in every layer.
         """
         fanouts = fanouts or (-1,) * len(self.plan.fanouts)
-        strategy, schedule = self._make_strategy(fanouts[-1]), self._schedule(seeds, shuffle=False)
+        strategy, schedule = self._make_strategy(fanouts[-1]), self._batches.schedule(seeds, shuffle=False)
         was_training = self.model.training
         self.model.eval()
         found = torch.zeros(2, dtype=torch.float64)
-        for step in range(schedule.steps_per_epoch):
-            batch = self._prepare(schedule, 0, step, step, labels, fanouts, strategy)
+        for step, positions in enumerate(schedule.positions(0)):
+            request = self._batches.request(schedule, 0, positions, step, labels, fanouts, strategy)
+            batch = self._batches.make(request)
             found += _count_right(batch, self(batch))
         self.model.train(was_training)
         self._last = None
         right, total = self.group.all_reduce(found, tag="evaluation").tolist()
         return right / total
-
-
-@dataclass
-class _Sampled:
-    """A rank's share of a step with the blocks above the input layer; ``weight`` is its part of the batch."""
-
-    share: Share
-    weight: float
-    step: int
-    blocks: list[Any]
-    destinations: Tensor
 
 
 def _count_right(batch: Batch, output: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ __all__ = ["explain_plan"]
 def explain_plan(plan: Plan) -> str:
     """Return a plan in words and numbers."""
     lines = [*_describe(plan), "", *_tabulate(plan)]
-    notes = [*_compare(plan), *_tell_trial(plan), *_tell_options(plan), *_tell_fewer_ranks(plan)]
+    notes = [*_compare(plan), *_tell_trial(plan), *_tell_effort(plan), *_tell_options(plan), *_tell_fewer_ranks(plan)]
     return "\n".join([*lines, "", *notes] if notes else lines)
 
 
@@ -70,7 +70,15 @@ def _tell_trial(plan: Plan) -> list[str]:
         if len(tried) > 1
         else "a trial of the best prediction: "
     )
-    return [f"{why}{times} per step; predictions are scaled by {plan.calibration:.2f}"]
+    return [f"{why}{times} per step; computing took {plan.calibration:.2f} of what was predicted"]
+
+
+def _tell_effort(plan: Plan) -> list[str]:
+    spent, whole = plan.counting_seconds + plan.trial_seconds, plan.num_epochs * plan.predicted.predicted_seconds
+    if not spent or not whole:
+        return []
+    epochs = "an epoch" if plan.num_epochs == 1 else f"{plan.num_epochs} epochs"
+    return [f"counting and trials took {format_seconds(spent)}, {spent / whole:.1%} of {epochs}"]
 
 
 def _tell_options(plan: Plan) -> list[str]:
@@ -83,6 +91,8 @@ def _tell_options(plan: Plan) -> list[str]:
             f"batches follow the order of {plan.num_clusters} clusters, so they are not drawn independently; compare "
             "the accuracy with a run without"
         )
+    if plan.placement == "sharded" and plan.look_ahead:
+        notes.append(f"{plan.look_ahead} coming batches are prepared in the background")
     if plan.placement == "disk":
         notes.append(f"{plan.cached_rows} rows stay in host memory, {plan.look_ahead} batches are read ahead")
     return notes

@@ -60,12 +60,12 @@ class Grid:
     batch_sizes: tuple[int, ...] = (512, 128)
     caches: tuple[str, ...] = ("0%", "10%")
     num_hosts: int = 4
-    num_nodes: int = 120_000
+    num_nodes: int = 200_000
     num_features: int = 256
     fanouts: tuple[int, ...] = (10, 10)
-    num_steps: int = 1
-    num_rounds: int = 7
-    measure_seconds: float = 40.0
+    num_steps: int = 2
+    num_rounds: int = 5
+    measure_seconds: float = 30.0
 
     def __post_init__(self) -> None:
         if len(self.batch_sizes) != len(self.link_mbit):

@@ -159,7 +159,7 @@ class TrainJob:
     is_mixed: bool = False
     dtype: str = "float32"
     interconnect: str = ""
-    num_trials: int = 6
+    num_trials: int = 8
     validation: str = "full"
     replan_every: int = 0
     log: str = ""
@@ -232,6 +232,7 @@ def make_plan(
         "is_mixed": job.is_mixed,
         "seed": job.seed,
         "num_trials": job.num_trials,
+        "num_epochs": max(1, job.epochs),
         "group": group,
     }
     return choose_strategy(data.graph, job.make_model(data), **(arguments | options))

@@ -39,6 +39,7 @@ class Candidate:
         overlap_rows: Rows per epoch that keeping the previous batch saves from being fetched.
         modelled_seconds: Of an epoch, as the model alone predicts, before any trial.
         measured_step_seconds: Of the steps of a trial; 0 without one.
+        link_seconds: Of an epoch, what its collectives take by themselves.
     """
 
     strategy: str
@@ -54,6 +55,7 @@ class Candidate:
     overlap_rows: int = 0
     modelled_seconds: float = 0.0
     measured_step_seconds: float = 0.0
+    link_seconds: float = 0.0
 
     @property
     def name(self) -> str:
@@ -83,12 +85,14 @@ class Plan(PlanDocument):
         interconnect_fingerprint: Of the measured machine.
         num_hosts: Hosts that work data-parallel.
         reuse: Whether rows of a batch are kept for the next.
-        look_ahead: Batches that are sampled, and their rows read from disk, ahead.
+        look_ahead: Batches that are prepared in the background (sharded) or whose rows are read from disk ahead.
         num_clusters: Clusters whose order batches follow; 0 for independent batches.
         num_negatives: Negatives per pair in link prediction.
         is_mixed: Whether activations are computed and travel in 16 bits (bfloat16).
+        num_epochs: Epochs the plan was made for.
         fewer_ranks: What the best strategy would cost on fewer ranks.
-        calibration: Measured over predicted seconds of the steps that were tried; predictions are scaled by it.
+        calibration: Measured over predicted seconds of the steps that were tried, what links take left out; by so much
+            the predictions of strategies that were not tried are scaled, what links take left out.
         model_error: Predictions closer together than this share are told apart by trial.
         planning_seconds: What planning took.
         counting_seconds: Of that, for counting steps.
@@ -119,6 +123,7 @@ class Plan(PlanDocument):
     num_clusters: int = 0
     num_negatives: int = 1
     is_mixed: bool = False
+    num_epochs: int = 1
     fewer_ranks: tuple[Candidate, ...] = ()
     calibration: float = 1.0
     model_error: float = 0.0

@@ -28,7 +28,7 @@ from gnn_parallel.adapters import find_input_layer, split_layer
 from gnn_parallel.arguments import parse_cache, parse_fanouts, parse_shape
 from gnn_parallel.cost_model import Price, Prices, Rates
 from gnn_parallel.data import TrainingData
-from gnn_parallel.dry_run import DryRun, Layout, Workload
+from gnn_parallel.dry_run import BUDGET_SHARE, DryRun, Layout, Workload
 from gnn_parallel.errors import PlanMismatchError, input_error
 from gnn_parallel.features import PLACEMENTS
 from gnn_parallel.plan import Candidate, Plan
@@ -68,7 +68,8 @@ def choose_strategy(
     is_mixed: bool = False,
     seed: int = 0,
     num_steps: int | None = None,
-    num_trials: int = 6,
+    num_trials: int = 8,
+    num_epochs: int = 1,
     memory_bytes: int | None = None,
     rates: Rates | None = None,
     measure: bool = True,
@@ -92,13 +93,14 @@ def choose_strategy(
         strategy: ``"auto"``, or a strategy to use whatever its cost.
         num_hosts: Hosts that work data-parallel; left out, 1 or the H of ``group_shape``, whichever is cheaper.
         reuse: Keep sharded rows of a batch for the next.
-        look_ahead: Batches whose rows are read ahead from disk.
+        look_ahead: Batches prepared in the background (sharded), or whose rows are read ahead (disk); 0 for none.
         num_clusters: Let batches follow an order of so many clusters. It changes what is drawn together.
         num_negatives: Negatives per pair.
         is_mixed: Compute and send activations in bfloat16.
         seed: Seed of batches and sampling.
         num_steps: Steps to count; left out, until the choice is clear or 5 % of an epoch are spent.
-        num_trials: Real steps of each strategy that is close to the best prediction; 0 for none.
+        num_trials: Most real steps of each strategy that is close to the best prediction; 0 for none.
+        num_epochs: Epochs the plan is for: counting and trials together may take 5 % of them.
         memory_bytes: Host memory a rank may use; strategies that need more cannot run.
         rates: Measured rates; left out, measured now.
         measure: Whether to measure what is left out; else it is free, only bytes differ, and nothing is tried.
@@ -139,6 +141,7 @@ class _Planner:
     seed: int
     num_steps: int | None
     num_trials: int
+    num_epochs: int
     memory_bytes: int | None
     rates: Rates | None
     measure: bool
@@ -169,7 +172,8 @@ class _Planner:
         may_try = self.measure and self.group is not None and self.group.size > 1 and self.strategy == "auto"
         if self.num_trials and may_try:
             assert self.group is not None
-            plan = try_strategies(plan, self.model, self.group, self.num_trials)
+            budget = BUDGET_SHARE * self.num_epochs * plan.predicted.predicted_seconds - counting_seconds
+            plan = try_strategies(plan, self.model, self.group, self.num_trials, budget)
         return replace(plan, planning_seconds=time.perf_counter() - started).with_data(data)
 
     @property
@@ -199,6 +203,8 @@ class _Planner:
         ):
             if value < 0:
                 raise input_error(name, value, "at least 0", "pass 0 for none")
+        if self.num_epochs < 1:
+            raise input_error("num_epochs", self.num_epochs, "at least 1", "pass the epochs you mean to train")
         if self.num_steps is not None and self.num_steps < 1:
             raise input_error("num_steps", self.num_steps, "at least 1", "leave it out to count until it is clear")
         if self.num_clusters > self.graph.num_nodes:
@@ -230,7 +236,8 @@ class _Planner:
         rates = self.rates
         if rates is None:
             rates = measure_rates(data, self.model, fanouts, schedule, self.group) if self.measure else Rates.free()
-        return Workload(data, layer, shape, fanouts, self.seed, schedule, rates, cached_rows, self.reuse)
+        look_ahead = 0 if self.placement == "replicated" else self.look_ahead
+        return Workload(data, layer, shape, fanouts, self.seed, schedule, rates, cached_rows, self.reuse, look_ahead)
 
     def _parse_cache(self, shape: LayerShape) -> int:
         row_bytes = shape.input_width * shape.element_bytes
@@ -335,10 +342,11 @@ class _Planner:
             interconnect_fingerprint="" if interconnect is None else interconnect.fingerprint,
             num_hosts=chosen.num_hosts,
             reuse=self.reuse,
-            look_ahead=self.look_ahead if self.placement == "disk" else 0,
+            look_ahead=workload.look_ahead,
             num_clusters=self.num_clusters,
             num_negatives=self.num_negatives,
             is_mixed=self.is_mixed,
+            num_epochs=self.num_epochs,
             model_error=MODEL_ERROR,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ def plot_training(report: dict[str, Any], path: Path) -> None:
     epochs = range(1, len(report["epochs"]) + 1)
     learning.plot(epochs, [epoch["loss"] for epoch in report["epochs"]], color="tab:red", label="loss")
     learning.set(xlabel="epoch", ylabel="training loss", title=f"{report['strategy']}, {report['world_size']} ranks")
-    accuracy = learning.twinx()
-    accuracy.plot(epochs, [epoch["val_accuracy"] for epoch in report["epochs"]], color="tab:blue")
+    accuracy, shares = learning.twinx(), [epoch["val_accuracy"] for epoch in report["epochs"]]
+    accuracy.plot(epochs, [math.nan if share is None else share for share in shares], color="tab:blue")
     accuracy.set(ylabel="validation accuracy", ylim=(0, 1))
     candidates = {name: c["seconds"] for name, c in report["candidates"].items() if c["predicted_seconds"] is not None}
     bars = {f"{name}\npredicted": seconds for name, seconds in candidates.items()}

@@ -1,8 +1,9 @@
 """Measures how fast this machine does what a step consists of, on the workload's own batches.
 
-Every rate is a time divided by the counted work behind it. All ranks of a group measure at the same time, so that ranks
-that share cores or memory bandwidth see each other's load. How much of it is sharing cores shows in the processor time
-they use, compared with one rank alone, and is kept apart as *contention*.
+Every rate is processor time divided by the counted work behind it, times how long one rank alone takes per second of
+it: other load on the machine does not enter. All ranks of a group measure at the same time, so that ranks that share
+memory bandwidth see each other's load. How much longer they take because they share cores is kept apart as
+*contention*.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ T = TypeVar("T")
 
 _MIN_REPEATS, _MAX_REPEATS, _PART_SECONDS = 3, 15, 0.1
 """Repetitions of each part: at least 3, more while they are quick."""
+
+_MESSAGE_ROWS = 256
+"""Rows of 64 numbers sent to every rank to measure what messages cost the processor."""
 
 
 def measure_rates(
@@ -139,7 +143,9 @@ class _Bench:
         table, local, disk = features, sources, 0.0
         if isinstance(self.data.source, Path):
             unique, local = ops.unique_relabel(sources[:0], sources)
-            disk_seconds, table = self._time(lambda: features[unique.long()])
+            started = time.perf_counter()
+            table = features[unique.long()]  # once: the next time it would come from the system's memory
+            disk_seconds = time.perf_counter() - started
             disk = disk_seconds / max(1, table.numel() * element)
         graph = View(table, indptr, local).graph()
         read_seconds, aggregated = self._time(lambda: ops.spmm(graph, table))
@@ -156,7 +162,7 @@ class _Bench:
         used, started = time.process_time(), time.perf_counter()
         step_seconds, _ = self._time(step)
         together = (time.perf_counter() - started) / max(time.process_time() - used, 1e-9)
-        contention = max(1.0, together / self._stretch_alone(step))
+        alone = self._stretch_alone(step)
         projected = getattr(self.layer, "projected_width", self.layer.output_width)
         row_bytes = max(1, rows.numel() * element)
         upper = max(0.0, step_seconds - read_seconds - project_seconds)
@@ -168,28 +174,48 @@ class _Bench:
             split_seconds / max(1, len(sources)),
             upper,
         ]
-        return [*(rate / contention for rate in rates), disk, contention]
+        return [*(rate * alone for rate in rates), disk, max(1.0, together / alone), *self._measure_messages()]
+
+    def _measure_messages(self) -> tuple[float, float]:
+        """Return the processor time per exchanged byte, and of a collective of no size."""
+        group, found = self.group, []
+        if group.size == 1:
+            return 0.0, 0.0
+        for num_rows in (1, _MESSAGE_ROWS):
+            rows, counts = torch.zeros(num_rows * group.size, 64), [num_rows] * group.size
+            group.all_to_all_v(rows, counts, counts, tag="planning")
+            used = time.process_time()
+            for _ in range(_MIN_REPEATS):  # as often on every rank
+                group.all_to_all_v(rows, counts, counts, tag="planning")
+            found.append((time.process_time() - used) / _MIN_REPEATS)
+        exchanged = 2 * (group.size - 1) * _MESSAGE_ROWS * rows.element_size() * rows.shape[1]
+        return max(0.0, found[1] - found[0]) / exchanged, found[0]
 
     def _stretch_alone(self, part: Callable[[], object]) -> float:
         """Return how long a part takes over the processor time it uses, on rank 0 while the other ranks wait."""
         self.group.barrier()
         stretch = torch.ones(1, dtype=torch.float64)
         if self.group.rank == 0:
-            used, started = time.process_time(), time.perf_counter()
+            found = []
             for _ in range(_MIN_REPEATS):
+                used, started = time.process_time(), time.perf_counter()
                 part()
-            stretch[0] = (time.perf_counter() - started) / max(time.process_time() - used, 1e-9)
+                found.append((time.perf_counter() - started) / max(time.process_time() - used, 1e-9))
+            stretch[0] = min(found)  # what else runs on the machine only adds
         return max(float(self.group.broadcast(stretch, tag="planning")), 1e-9)
 
     def _time(self, part: Callable[[], T]) -> tuple[float, T]:
-        """Run once to warm up, then on the clock; returns the median and the last result."""
+        """Run once to warm up, then on the clock; returns the median of processor seconds, and the last result."""
         result = part()
         self.group.barrier()
         seconds: list[float] = []
-        while len(seconds) < _MIN_REPEATS or (sum(seconds) < _PART_SECONDS and len(seconds) < _MAX_REPEATS):
-            start = time.perf_counter()
+        started = time.perf_counter()
+        while len(seconds) < _MIN_REPEATS or (
+            time.perf_counter() - started < _PART_SECONDS and len(seconds) < _MAX_REPEATS
+        ):
+            used = time.process_time()
             result = part()
-            seconds.append(time.perf_counter() - start)
+            seconds.append(time.process_time() - used)
         return statistics.median(seconds), result
 
     def _sample(self) -> tuple[list, Tensor, Tensor, Tensor]:

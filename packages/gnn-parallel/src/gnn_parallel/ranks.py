@@ -8,11 +8,26 @@ spreads over the ranks of a host are summed *across* hosts, over the ranks that 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from core_kernels.comm import Group
+from gnn_parallel.background import BackgroundThread
 from gnn_parallel.errors import input_error
 
-__all__ = ["Ranks", "check_hosts"]
+__all__ = ["Early", "Ranks", "check_hosts"]
+
+
+@dataclass(frozen=True)
+class Early:
+    """What prepares batches in the background.
+
+    Attributes:
+        group: The ranks of a host, for the thread alone; its bytes count with those of the host's group.
+        thread: The thread.
+    """
+
+    group: Group
+    thread: BackgroundThread
 
 
 @dataclass(frozen=True)
@@ -61,6 +76,16 @@ class Ranks:
     def place(self) -> int:
         """Which share of a batch is this rank's: hosts share out the nodes that ranks of one number own."""
         return self.inside.rank * self.num_hosts + (self.whole.rank // self.inside.size)
+
+    @cached_property
+    def early(self) -> Early:
+        """A second group of the ranks of this host, and the thread that uses it; the first use is collective.
+
+        Engines share it, so that their collectives keep one order on all ranks.
+        """
+        group = self.inside.subgroup(range(self.inside.size))
+        group.counters = self.inside.counters
+        return Early(group, BackgroundThread("gnn-parallel batches"))
 
     def set_step(self, step: int) -> None:
         """Announce the training step to all groups, for error messages."""

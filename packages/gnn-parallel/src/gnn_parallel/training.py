@@ -27,7 +27,7 @@ from gnn_parallel.features import ShardedFeatures, StoredFeatures
 from gnn_parallel.jobs import LabelledGraph, TrainJob, make_plan
 from gnn_parallel.plan import Plan
 
-__all__ = ["batch_loss", "settle_terms", "train_on_rank"]
+__all__ = ["batch_loss", "format_share", "settle_terms", "train_on_rank"]
 
 _log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class _Run:
             "epoch": epoch,
             "strategy": engine.plan.strategy,
             "loss": float(self.group.all_reduce(total, tag="report")) / engine.plan.steps_per_epoch,
-            "val_accuracy": 0.0,
+            "val_accuracy": None,
             "seconds": settle_terms(self.group, mine, elapsed),
             **_sum_bytes(engine, sent),
             "imbalance": _imbalance(self.group, mine["sample"] + mine["load"] + mine["compute"]),
@@ -118,8 +118,10 @@ class _Run:
         self.epochs.append(found)
         self._tell(found, job)
 
-    def evaluate(self, items: Tensor) -> float:
-        """Return the accuracy through all neighbours, or through sampled ones."""
+    def evaluate(self, items: Tensor) -> float | None:
+        """Return the accuracy through all neighbours, or through sampled ones; ``None`` where there are no items."""
+        if not items.shape[-1]:
+            return None
         fanouts = self.engine.plan.fanouts if self.job.validation == "sampled" else None
         return self.engine.evaluate(items, self.data.labels, fanouts)
 
@@ -143,8 +145,17 @@ class _Run:
         if self.shows:
             say(
                 f"epoch {found['epoch'] + 1}/{job.epochs}  loss {found['loss']:.4f}  "
-                f"validation {found['val_accuracy']:.1%}  {sum(found['seconds'].values()):.2f} s"
+                f"validation {format_share(found['val_accuracy'])}  {sum(found['seconds'].values()):.2f} s"
             )
+
+
+def format_share(share: float | None) -> str:
+    """Return a share as a percentage, or a dash where there is none.
+
+    >>> format_share(0.5), format_share(None)
+    ('50.0%', '-')
+    """
+    return "-" if share is None else f"{share:.1%}"
 
 
 def settle_terms(group: Group, terms: dict[str, float], elapsed: float) -> dict[str, float]:
@@ -194,7 +205,7 @@ def _hit_rate(group: Group, before: tuple[int, int], after: tuple[int, int]) -> 
     return 1.0 - missed / read if read else 1.0
 
 
-def _report(plan: Plan, epochs: list[dict[str, Any]], test_accuracy: float) -> dict[str, Any]:
+def _report(plan: Plan, epochs: list[dict[str, Any]], test_accuracy: float | None) -> dict[str, Any]:
     # The first epoch pays for warming up; the median of the others is what an epoch takes.
     settled = epochs[1:] or epochs
     measured = (

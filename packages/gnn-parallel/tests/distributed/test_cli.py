@@ -99,11 +99,18 @@ def test_plan_partition_explain_and_bench(folder, common, tmp_path, capsys):
         (["train", "--fanouts", "nan,3"], "fanouts"),
         (["train", "--model", "transformer"], "sage, gcn"),
         (["train", "--epochs", "0"], "epochs=0"),
+        (["train", "--timeout", "0"], "timeout=0.0"),
+        (["train", "--clip", "-1"], "clip=-1.0"),
+        (["train", "--save", "nowhere/model.npz"], "--save"),
+        (["train", "--plot", "nowhere/plot.png"], "--plot"),
+        (["verify", "--steps", "0"], "steps=0"),
+        (["bench", "--rounds", "0"], "rounds=0"),
+        (["plan", "--out", "nowhere/plan.json"], "--out"),
         (["explain", "nowhere.json"], "nowhere.json"),
     ],
 )
 def test_bad_input_exits_with_2_and_one_line(folder, capsys, arguments, message):
-    if arguments[0] == "train" and "--dataset" not in arguments:
+    if arguments[0] != "explain" and "--dataset" not in arguments:
         arguments = [*arguments, "--dataset", folder]
     assert cli.main(arguments) == 2
     error = capsys.readouterr().err

@@ -86,6 +86,7 @@ def plan_on_two_hosts(group):
         batch_size=256,
         placement="sharded",
         group_shape="2x2",
+        num_epochs=100,
         group=group,
     )
     return made.to_json()

@@ -179,10 +179,10 @@ def test_features_on_disk_give_the_same_numbers_and_the_predicted_reads(four_ran
     assert "disk" in ranks[0][3]["snp"]
 
 
-def train_mixed(group, strategy, is_mixed):
+def train_mixed(group, layer, strategy, is_mixed):
     data = datasets.sbm(600, num_classes=4, num_features=32, feature_signal=1.0, seed=2)
     ids = torch.arange(0, 600, 2)
-    model = make_model("sage", 32, 16, 4, 2, seed=3)
+    model = make_model(layer, 32, 16, 4, 2, heads=2, seed=3)
     made = plan(
         data.graph,
         model,
@@ -208,10 +208,10 @@ def train_mixed(group, strategy, is_mixed):
     return losses, engine.evaluate(torch.arange(1, 600, 2), data.labels)
 
 
-@pytest.mark.parametrize("strategy", list(STRATEGIES))
-def test_mixed_precision_stays_close_and_learns(four_ranks, strategy):
-    full, accuracy = four_ranks.run(train_mixed, strategy, False)[0]
-    mixed, mixed_accuracy = four_ranks.run(train_mixed, strategy, True)[0]
+@pytest.mark.parametrize(("layer", "strategy"), [*(("sage", name) for name in STRATEGIES), ("gatv2", "snp")])
+def test_mixed_precision_stays_close_and_learns(four_ranks, layer, strategy):
+    full, accuracy = four_ranks.run(train_mixed, layer, strategy, False)[0]
+    mixed, mixed_accuracy = four_ranks.run(train_mixed, layer, strategy, True)[0]
     assert mixed[0] != full[0]
     assert mixed[0] == pytest.approx(full[0], rel=0.02)
     assert mixed_accuracy > 0.9 * accuracy > 0.8

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,7 +16,7 @@ from gnn_parallel.strategies import STRATEGIES
 pytestmark = pytest.mark.distributed
 
 
-def make_engine(group, problem, strategy, batch_size=18, num_parts=None):
+def make_engine(group, problem, strategy, batch_size=18, num_parts=None, **options):
     model = make_model("sage", problem.features.shape[1], 6, 3, 2, seed=5, dtype=problem.features.dtype)
     book = partition_graph(problem.graph, num_parts or group.size, "random", seed=1)
     made = plan(
@@ -32,6 +30,7 @@ def make_engine(group, problem, strategy, batch_size=18, num_parts=None):
         strategy=strategy,
         measure=False,
         group=group,
+        **options,
     )
     return Engine(made, model, group)
 
@@ -123,6 +122,7 @@ def plan_with_trials(group, problem):
         batch_size=2,
         seeds=problem.seeds,
         interconnect=Interconnect.preset("loopback-cpu"),
+        num_epochs=100_000,
         group=group,
     )
     is_same = all(torch.equal(before[name], value) for name, value in model.state_dict().items())
@@ -140,16 +140,40 @@ def test_close_strategies_are_tried_before_the_choice(four_ranks, problem):
     steps = made[0].steps_per_epoch
     for candidate in tried:
         assert candidate.predicted_seconds == pytest.approx(candidate.measured_step_seconds * steps)
-    assert "per step; predictions are scaled by" in made[0].explain()
+    assert "per step; computing took" in made[0].explain()
+
+
+def train_ahead(group, problem, look_ahead):
+    """Return weights after two epochs of every strategy, evaluating while batches are prepared."""
+    found = {}
+    for strategy in STRATEGIES:
+        options = {"placement": "sharded", "cache": "10%", "reuse": True, "look_ahead": look_ahead}
+        engine = make_engine(group, problem, strategy, **options)
+        optimizer = torch.optim.Adam(engine.model.parameters(), lr=0.01)
+        train(engine, problem, optimizer, range(1))
+        for step, batch in enumerate(engine.loader(problem.seeds, problem.labels, epoch=1)):
+            optimizer.zero_grad()
+            engine.backward(F.cross_entropy(engine(batch), batch.y))
+            optimizer.step()
+            if step == 1:
+                found[strategy, "accuracy"] = torch.tensor(engine.evaluate(problem.seeds, problem.labels))
+                break  # leaves batches that nobody takes
+        found |= {(strategy, name): value for name, value in engine.state_dict().items()}
+        engine.close()
+    return found
+
+
+def test_batches_prepared_in_the_background_change_no_bit(four_ranks, problem):
+    plain, ahead = (four_ranks.run(train_ahead, problem, number)[0] for number in (0, 2))
+    assert plain.keys() == ahead.keys()
+    assert all(torch.equal(value, ahead[name]) for name, value in plain.items())
 
 
 def train_an_epoch(group, problem):
-    engine = make_engine(group, problem, "snp")
+    engine = make_engine(group, problem, "snp", placement="sharded")
     train(engine, problem, torch.optim.SGD(engine.model.parameters(), lr=0.01), range(3))
 
 
 def test_a_rank_killed_mid_epoch_ends_the_job_and_is_named(problem):
-    started = time.monotonic()
     with pytest.raises(launch.RankFailedError, match="rank 1"):
         launch.run_ranks(train_an_epoch, 2, problem, timeout_seconds=10, faults=FaultPlan.kill(1, step=2))
-    assert time.monotonic() - started < 60

@@ -22,11 +22,14 @@ from gnn_parallel import (
     split_layer,
 )
 from gnn_parallel.cache import choose_cached, expected_reads
-from gnn_parallel.cost_model import Rates
+from gnn_parallel.cost_model import Prices, Rates, estimate_step_seconds
+from gnn_parallel.counts import StepCounts
 from gnn_parallel.dropout import keyed_dropout, sampling_step
 from gnn_parallel.dry_run import BUDGET_SHARE
 from gnn_parallel.loader import BatchSchedule, share_seeds
 from gnn_parallel.models import make_model
+from gnn_parallel.traffic import LayerShape
+from gnn_parallel.trial import _affordable, contenders
 
 RATES = Rates(5e-9, 1e-10, 1e-11, 1e-10, 5e-9, 1e-3)
 
@@ -158,6 +161,34 @@ def test_counting_takes_at_most_its_share_of_an_epoch(problem):
     assert made.counting_seconds <= BUDGET_SHARE * made.predicted.predicted_seconds
 
 
+def estimate(strategy, is_early, contention=1.0):
+    """Return the predicted step of four ranks that fetch 1,000 rows each, at one second per megabyte."""
+    counts = StepCounts.zeros(4)
+    counts.fetch_gdp[:] = 1000 * (1 - torch.eye(4)) / 3
+    counts.destinations[:], counts.edges[:] = 100, 1000
+    shape = LayerShape("mean", 256, 8, 8, 8, 0, False, False, True, False, True, 4, 4, 4, 1000, 500, "sharded")
+    rates = Rates(1e-4, 0.0, 0.0, 0.0, 0.0, 0.2, contention=contention)
+    price = lambda collective, num_bytes: num_bytes / 1e6  # noqa: E731
+    return estimate_step_seconds(strategy, counts, shape, rates, Prices(price, price, price), is_early)
+
+
+def test_background_preparation_hides_the_shorter_half_of_a_step():
+    one_by_one, early = estimate("gdp", False), estimate("gdp", True)
+    fetched = 1000 * (256 * 4 + 4) / 1e6  # and 24 bytes of sizes
+    assert one_by_one.total == pytest.approx(0.1 + 0.2 + fetched + one_by_one.reduce, rel=1e-3)
+    assert early.total == pytest.approx(0.1 + fetched, rel=1e-3)  # preparing is the longer half
+    assert early.compute == pytest.approx(0.2)
+    assert estimate("gdp", True, contention=10.0).total == pytest.approx(10 * 0.3, rel=1e-3)
+
+
+def test_a_trial_is_made_only_where_the_epochs_pay_for_it(problem):
+    made, _ = make(problem)
+    step = made.predicted.predicted_seconds / made.steps_per_epoch
+    assert _affordable(made, 2 * step) == []
+    assert [c.strategy for c in _affordable(made, 4.5 * step)] == ["gdp"]
+    assert _affordable(made, 1e9) == contenders(made)
+
+
 def test_hosts_work_data_parallel_where_the_network_is_slow():
     generator = torch.Generator().manual_seed(0)
     graph = Graph.from_edge_index(torch.randint(0, 400, (2, 4000), generator=generator), 400)
@@ -171,6 +202,7 @@ def test_hosts_work_data_parallel_where_the_network_is_slow():
         placement="sharded",
         rates=RATES,
         interconnect=Interconnect.preset("ethernet-100mbit"),
+        look_ahead=0,
         group_shape="2x2",
     )
     assert made.num_hosts == 2

@@ -11,7 +11,7 @@ from torch import nn
 
 from core_kernels import Graph, partition_graph
 from core_kernels.comm import Group
-from core_kernels.nn import GCNConv
+from core_kernels.nn import GCNConv, GINConv
 from gnn_parallel import Engine, GnnParallelError, keyed_dropout, load_checkpoint, make_model, plan, try_strategies
 from gnn_parallel.adapters import split_layer
 from gnn_parallel.input_layer import answering
@@ -38,6 +38,7 @@ WRONG_PLANS = [
     ({"placement": "disk", "features": "nowhere.npy"}, "features", "nowhere.npy", "check the path"),
     ({"num_clusters": 500}, "num_clusters", "500", "pass fewer clusters"),
     ({"num_trials": -1}, "num_trials", "-1", "pass 0 for none"),
+    ({"num_epochs": 0}, "num_epochs", "0", "pass the epochs you mean to train"),
     ({"num_steps": 0}, "num_steps", "0", "leave it out"),
     ({"features": torch.zeros(3, 7)}, "features", "(3, 7)", "of the same data"),
     ({"memory_bytes": 10}, "memory", "10 are allowed", "allow another strategy or more memory"),
@@ -70,6 +71,7 @@ def test_everything_else(problem, tmp_path):
     np.savez(tmp_path / "other.npz", a=1)
     (tmp_path / "cut.npz").write_bytes((tmp_path / "other.npz").read_bytes()[:60])
     layers = SimpleNamespace(wide=make_model("sage", 9, 8, 3, 2, dtype=torch.float64), plain=nn.Linear(7, 3))
+    dropping = GINConv(nn.Sequential(nn.Linear(7, 8), nn.Dropout(0.5), nn.Linear(8, 8)))
     other_graph = problem.graph.symmetrized()
     parts = single["partition"]
     calls = [
@@ -87,6 +89,7 @@ def test_everything_else(problem, tmp_path):
         (lambda: make_model("gat", 7, 8, 3, 2, heads=0), "heads", "0", "pass a positive number"),
         (lambda: call_twice(model.convs[0]), "SAGEConv", "2 times", "modules of their own"),
         (lambda: make_model("sage", 7, 0, 3, 2), "hidden", "0", "pass a positive number"),
+        (lambda: split_layer(dropping, problem.graph), "Dropout(p=0.5)", "other masks", "keyed_dropout"),
     ]
     for call, name, value, remedy in calls:
         check(call, name, value, remedy)

@@ -44,6 +44,7 @@ class Context:
         placement: ``"replicated"`` or ``"sharded"`` features.
         clock: Takes the seconds per term.
         travel: Type in which activations travel, their own when ``None``.
+        early: Where batches are prepared in the background, a second group of the same ranks and the clock for that.
     """
 
     graph: Graph
@@ -57,6 +58,22 @@ class Context:
     placement: str = "replicated"
     clock: TermClock = field(default_factory=TermClock)
     travel: torch.dtype | None = None
+    early: tuple[Group, TermClock] | None = None
+
+    @property
+    def early_group(self) -> Group:
+        """The group of what prepares batches."""
+        return self.group if self.early is None else self.early[0]
+
+    @property
+    def early_clock(self) -> TermClock:
+        """The clock of what prepares batches."""
+        return self.clock if self.early is None else self.early[1]
+
+    @property
+    def is_early(self) -> bool:
+        """Whether batches are prepared in the background."""
+        return self.early is not None
 
     @property
     def id_dtype(self) -> torch.dtype:
@@ -65,7 +82,7 @@ class Context:
 
     def sample(self, destinations: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Draw the in-edges of some destinations: ``(indptr, source ids)``."""
-        with self.clock("sample"):
+        with self.early_clock("sample"):
             return sample_in_edges(self.graph, destinations, self.fanout, self.seed, step, self.depth, self.layer)
 
     def view(self, indptr: Tensor, sources: Tensor, destinations: Tensor | None, is_partial: bool = False) -> View:
@@ -80,7 +97,7 @@ class Context:
         Collective: all ranks, unless partial or replicated.
         """
         layer = self.layer
-        with self.clock("load"):
+        with self.early_clock("load"):
             weight = None if layer.source_scale is None else layer.source_scale[sources]
             has_scale = destinations is not None and layer.destination_scale is not None
             scale = layer.destination_scale[destinations] if has_scale else None

@@ -62,7 +62,7 @@ class DestinationNodeParallel(Strategy):
     def permute(self, destinations: Tensor, step: int) -> Request:
         """Bucket destinations by owner."""
         context = self.context
-        with context.clock("sample"):
+        with context.early_clock("sample"):
             home, counts = ops.bucket_by_owner(context.owner[destinations], torch.arange(context.group.size + 1))
             return Request(destinations[home], home, counts.tolist(), step)
 
@@ -70,9 +70,10 @@ class DestinationNodeParallel(Strategy):
         """Send ids to owners, who drop duplicates, sample and read features."""
         context = self.context
         sizes = torch.tensor(parcel.counts, dtype=torch.int64).view(-1, 1)
-        asked = exchange_sizes(context.group, sizes, context.clock).view(-1).tolist()
-        ids = exchange_ids(context.group, parcel.ids.to(context.id_dtype), parcel.counts, asked, context.clock)
-        with context.clock("sample"):
+        group, clock = context.early_group, context.early_clock
+        asked = exchange_sizes(group, sizes, clock).view(-1).tolist()
+        ids = exchange_ids(group, parcel.ids.to(context.id_dtype), parcel.counts, asked, clock)
+        with clock("sample"):
             ids = ids.long()
             unique, rows_for_ranks = ops.unique_relabel(ids[:0], ids)
         indptr, sources = context.sample(unique, parcel.step)

@@ -81,23 +81,24 @@ class NodeFeatureParallel(Strategy):
         layer = self.context.layer
         indptr, sources = self.context.sample(destinations, step)
         if isinstance(layer, ProjectedSplit):
-            with self.context.clock("sample"):
+            with self.context.early_clock("sample"):
                 unique, local = ops.unique_relabel(sources[:0], sources)
             return Parcel([unique, destinations], Graph(indptr, local, len(unique), validate=False))
         return Parcel([indptr.diff(), sources] + ([destinations] if sends_destinations(layer) else []), None)
 
     def shuffle(self, parcel: Parcel) -> Work:
         """Send the batch to all ranks and find this rank's columns of it."""
-        context, group = self.context, self.context.group
+        context, group = self.context, self.context.early_group
+        clock = context.early_clock
         lengths = torch.tensor([[len(part) for part in parcel.parts]])
-        with context.clock("shuffle"):
+        with clock("shuffle"):
             message, _ = join_runs([(part, [len(part)]) for part in parcel.parts], context.id_dtype)
             sizes = group.all_gather_v(lengths, counts=[1] * group.size, tag="sizes")[0]
             received = group.all_gather_v(message, counts=sizes.sum(1).tolist(), tag="ids")[0]
             counts = sizes.T.tolist()
             parts = split_runs(received, counts)
         if parcel.graph is not None:
-            with context.clock("load"):
+            with clock("load"):
                 sources, roots = (ops.gather(*context.features.lookup(part)) for part in parts)
             empty = torch.zeros(1, dtype=torch.int64)
             view = View(sources, empty, empty[:0], root_rows=roots)

@@ -128,7 +128,7 @@ class SourceNodeParallel(Strategy):
         """Sample and split edges by the owner of their source, destinations by their own."""
         context, size = self.context, self.context.group.size
         indptr, sources = context.sample(destinations, step)
-        with context.clock("sample"):
+        with context.early_clock("sample"):
             split = split_by_source_owner(indptr, sources, self._executor(sources), size)
             if not self.sends_roots:
                 return Parcel(destinations, split, destinations[:0], destinations[:0], [0] * size)
@@ -147,7 +147,7 @@ class SourceNodeParallel(Strategy):
     def shuffle(self, parcel: Parcel) -> Work:
         """Send every owner its virtual rows, their sources and the destinations asked of it."""
         context, split = self.context, parcel.split
-        group, clock = context.group, context.clock
+        group, clock = context.early_group, context.early_clock
         parts = [
             (split.virtual.counts, split.row_counts),
             (split.sources, split.edge_counts),
