@@ -13,12 +13,15 @@ import torch
 from numba import njit, uint64
 
 from core_kernels.kernels.numba._arrays import array
+from core_kernels.kernels.numba._copy_loop import prefetch_row
 
 __all__ = ["direct_table", "relabel_direct", "relabel_hashed", "reset_table", "unique_relabel"]
 
 #: A direct table larger than this many ids must pay off within one call.
 _MAX_KEPT_IDS = 1 << 26
 _SMALL_IDS = 1 << 20
+#: Keys between the request for an entry of the table and its use.
+_PREFETCH_DISTANCE = 24
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 _kept = threading.local()
@@ -64,6 +67,9 @@ def relabel_direct(keys, table, unique, local, known):
     """Number keys after the ``known`` ones that ``table`` has; return how many are distinct altogether."""
     count = np.int32(known)
     for place in range(len(keys)):
+        if place + _PREFETCH_DISTANCE < len(keys):
+            soon = np.int64(keys[place + _PREFETCH_DISTANCE])
+            prefetch_row(table.ctypes.data + soon * table.itemsize, 1, True)
         key = keys[place]
         found = table[key]
         # Without branches, which would be mispredicted for every other key: both stores are harmless for known keys,
@@ -84,6 +90,11 @@ def reset_table(table, unique, count):
         table[unique[number]] = -1
 
 
+@njit(cache=True, nogil=True, inline="always")
+def _cell(key, shift):
+    return np.int64((uint64(key) * _MULTIPLIER) >> shift)
+
+
 @njit(cache=True, nogil=True)
 def relabel_hashed(keys, unique, local):
     """Write distinct keys and local numbers; return how many are distinct."""
@@ -95,8 +106,11 @@ def relabel_hashed(keys, unique, local):
     shift, last = uint64(64 - bits), (1 << bits) - 1
     count = 0
     for place in range(len(keys)):
+        if place + _PREFETCH_DISTANCE < len(keys):
+            soon = _cell(keys[place + _PREFETCH_DISTANCE], shift)
+            prefetch_row(table.ctypes.data + soon * table.itemsize, 1, True)
         key = keys[place]
-        cell = np.int64((uint64(key) * _MULTIPLIER) >> shift)
+        cell = _cell(key, shift)
         while table[cell] != 0 and unique[table[cell] - 1] != key:
             cell = (cell + 1) & last
         if table[cell] == 0:

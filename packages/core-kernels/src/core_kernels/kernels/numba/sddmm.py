@@ -6,10 +6,14 @@ from numba import njit
 
 from core_kernels._huge_pages import collapse
 from core_kernels.kernels.numba._arrays import array, fill_through_float32, is_half
+from core_kernels.kernels.numba._copy_loop import prefetch_row
 from core_kernels.kernels.numba._rows import dot_rows
 from core_kernels.kernels.numba._threads import run_ranges
 
 __all__ = ["sddmm"]
+
+#: Edges between the request for a source row and its use.
+_PREFETCH_DISTANCE = 16
 
 
 def sddmm(indptr, indices, a, b, edge_ids, op, heads, out):
@@ -27,12 +31,20 @@ def sddmm(indptr, indices, a, b, edge_ids, op, heads, out):
         run_ranges(kernel, num_rows, pointers, *shared, array(edge_ids), array(out), unit=a.shape[1])
 
 
+@njit(cache=True, nogil=True, inline="always")
+def _prefetch_source(indices, position, limit, a):
+    if position + _PREFETCH_DISTANCE < limit:
+        row_bytes = a.shape[1] * a.itemsize
+        prefetch_row(a.ctypes.data + indices[position + _PREFETCH_DISTANCE] * row_bytes, row_bytes, False)
+
+
 @njit(cache=True, nogil=True)
 def _add_rows(start, stop, indptr, indices, a, b, edge_ids, out):
     for row in range(start, stop):
         for position in range(indptr[row], indptr[row + 1]):
             edge = position if edge_ids is None else edge_ids[position]
             source = indices[position]
+            _prefetch_source(indices, position, indptr[stop], a)
             for column in range(a.shape[1]):
                 out[edge, column] = a[source, column] + b[row, column]
 
@@ -43,5 +55,6 @@ def _multiply_rows(start, stop, indptr, indices, a, b, edge_ids, out):
         for position in range(indptr[row], indptr[row + 1]):
             edge = position if edge_ids is None else edge_ids[position]
             source = indices[position]
+            _prefetch_source(indices, position, indptr[stop], a)
             for column in range(a.shape[1]):
                 out[edge, column] = a[source, column] * b[row, column]
