@@ -212,9 +212,13 @@ def test_device_launch_hands_source_or_cubin_and_64_bit_arguments_to_cupy(monkey
         assert "#include" not in arguments["code"]
 
 
+#: CPU sessions fetch no CUDA libraries. The NVVM of a toolkit is not enough: numba-cuda asks NVRTC which devices exist.
+NO_NUMBA_CUDA = "numba-cuda is not installed: NVRTC and NVVM, 350 MB, would come with it; install core-kernels[cuda13]"
+
+
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0)], ids=str)
 def test_numba_kernels_compile_to_ptx_without_a_device(capability):
-    pytest.importorskip("numba_cuda", reason="numba-cuda is not installed")
+    pytest.importorskip("numba_cuda", reason=NO_NUMBA_CUDA)
     ptx = numba_random.compile_random_bits(capability)
     assert f".target sm_{capability[0]}{capability[1]}" in ptx
     assert ".visible .entry" in ptx
