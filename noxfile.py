@@ -30,8 +30,8 @@ TEST_TOOLS = (
 )
 TEST_PEERS = ("torch_geometric>=2.6", "torchmetrics>=1.4")
 EXTRAS = {CORE: "[data,partition,plot]"}
-# Tests wait for ranks half of the time: two files at once. A file stays on one worker, as its pool of ranks does.
-TWO_AT_ONCE = ("-n", "2", "--dist", "loadfile")
+# Tests wait for ranks half of the time: two packages at once; conftest.py keeps each on one worker.
+TWO_AT_ONCE = ("-n", "2", "--dist", "loadscope")
 # A CUDA compiler without a toolkit; newer ones than 13.0 emit PTX that 13.0 drivers refuse.
 NVRTC = ("cuda-bindings>=13.0,<13.1", "nvidia-cuda-nvrtc==13.0.*")
 # What `bench` runs for a package, each a program that takes --json FILE; all of them together take a few minutes.
@@ -45,7 +45,7 @@ BENCHES = {
     "gnn-parallel": (["gnn-parallel", "bench", "--dataset", "movielens", "--ranks", "2"],),
     "gnn-comm": (["benchmarks/planner_quality.py", "--scale", "14"],),
     "gnn-eval": (["benchmarks/speed.py", "run"],),
-    "recsys-embed": (["benchmarks/bench_one_rank.py"],),
+    "recsys-embed": (["benchmarks/bench_one_rank.py"], ["benchmarks/bench_stats.py"]),
     "autopar": (["autopar", "bench", "--model", "autopar.models:gpt", "--cluster", "a100-nvlink-8"],),
     "elastic": (["benchmarks/bench_pause.py", "--megabytes", "6"],),
 }

@@ -26,6 +26,7 @@ from recsys_embed.plan import Plan
 from recsys_embed.planner import plan_tiers
 from recsys_embed.prefetch import PrefetchPipeline
 from recsys_embed.profile import AccessStats
+from recsys_embed.race import RaceResult, race_tiers
 from recsys_embed.tables import EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor
 
 __all__ = [
@@ -43,10 +44,12 @@ __all__ = [
     "Plan",
     "PlanMismatchError",
     "PrefetchPipeline",
+    "RaceResult",
     "RecsysEmbedError",
     "RowWiseAdagrad",
     "TieredEmbeddingBagCollection",
     "__version__",
     "make_optimizer",
     "plan_tiers",
+    "race_tiers",
 ]

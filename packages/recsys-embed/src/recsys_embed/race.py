@@ -23,7 +23,7 @@ from recsys_embed.profile import AccessStats
 
 __all__ = ["RaceResult", "choose_runners", "race_tiers"]
 
-_MIN_GAIN = 0.02
+_MIN_GAIN, _HOPELESS = 0.02, 1.5
 _SPACING = 4
 
 
@@ -73,7 +73,7 @@ def race_tiers(
         plan: Says which sizes are worth a try.
         train: Trains some steps, always equally many, in a pipeline of its own; returns the seconds of a step, or None
             to have the whole call timed.
-        rounds: Turns of every runner.
+        rounds: Turns of every runner; one that takes half as long again as the fastest has no further turn.
         runners: Sizes to try; :func:`choose_runners` when None. The two sizes between the fastest and its neighbours
             run as well.
 
@@ -88,7 +88,8 @@ def race_tiers(
 
     def run(sizes: Sequence[int]) -> None:
         for _ in range(rounds):
-            for size in sizes:
+            limit = _HOPELESS * min(seconds.values(), default=math.inf)
+            for size in [s for s in sizes if seconds.get(s, 0) <= limit or not s]:
                 embeddings.retier(_plan_of(plan, stats, size, predicted.get(size)))
                 seconds[size] = min(_time(embeddings, train), seconds.get(size, math.inf))
 
