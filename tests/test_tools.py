@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -251,6 +252,15 @@ def test_tables_of_pages_are_compared_by_row_and_head(tmp_path, capsys):
     assert compare(tmp_path, page.format("1,200.5", "2"), page.format("1,200.5", "2"), suffix="md") == 0
     assert compare(tmp_path, page.format("10", "2"), page.format("10", "1"), suffix="md") == 1
     assert "spmm, bag: peer over ours" in capsys.readouterr().out
+
+
+def test_rows_that_only_numbers_tell_apart_are_all_compared(tmp_path, capsys):
+    page = (
+        "| budget | parts | seconds |\n|---|---|---|\n| 256 MB | 8 | 1.0 |\n| 256 MB | 9 | {} |\n| 512 MB | 8 | 3.0 |\n"
+    )
+    assert compare(tmp_path, page.format("2.0"), page.format("2.0"), suffix="md") == 0
+    assert compare(tmp_path, page.format("2.0"), page.format("4.0"), suffix="md") == 1
+    assert re.search(r"256 MB, 9: seconds +2\.000 +WORSE", capsys.readouterr().out)
 
 
 def test_reports_without_a_common_line_are_refused(tmp_path):

@@ -12,6 +12,7 @@ of a peer over ours, accuracies. Lines whose name says neither, and those of one
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import re
@@ -69,24 +70,29 @@ def _label(item: Any, position: int) -> str:
 
 
 def _table_lines(text: str) -> Iterator[tuple[str, float]]:
-    heads: list[str] = []
-    above: list[str] = []
-    for line in text.splitlines():
-        if not line.startswith("|"):
-            heads = []
-            continue
-        cells = [cell.strip().replace("**", "") for cell in line.strip().strip("|").split("|")]
-        if not heads:
-            heads, above = cells, [""] * len(cells)
-        elif not all(re.fullmatch(r":?-+:?", cell) for cell in cells):
-            # An empty first cell belongs to the row above it.
-            above = [cells[0] or above[0], *cells[1:]]
-            cells = above
-            numbers = [_read_number(cell) for cell in cells]
-            words = ", ".join(c for c, n in zip(cells, numbers, strict=True) if n is None and c)
-            for head, number in zip(heads, numbers, strict=False):
+    for table in re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE):
+        lines = [
+            [c.strip().replace("**", "") for c in line.strip().strip("|").split("|")] for line in table.splitlines()
+        ]
+        heads, rows = lines[0], [cells for cells in lines[2:] if len(cells) == len(lines[0])]
+        # An empty first cell belongs to the row above it.
+        firsts = itertools.accumulate((cells[0] for cells in rows), lambda above, cell: cell or above)
+        rows = [[first, *cells[1:]] for first, cells in zip(firsts, rows, strict=True)]
+        for name, cells in zip(_row_names(rows), rows, strict=True):
+            for head, cell in zip(heads, cells, strict=True):
+                number = _read_number(cell)
                 if number is not None:
-                    yield f"{words}: {head}", number
+                    yield f"{name}: {head}", number
+
+
+def _row_names(rows: list[list[str]]) -> list[str]:
+    """Name rows by their words; where that does not tell all apart, by as many first cells as do."""
+    names = [", ".join(cell for cell in cells if cell and _read_number(cell) is None) for cells in rows]
+    num_cells = 1
+    while len(set(names)) < len(names) and rows and num_cells <= len(rows[0]):
+        names = [", ".join(cells[:num_cells]) for cells in rows]
+        num_cells += 1
+    return names
 
 
 def _read_number(cell: str) -> float | None:
