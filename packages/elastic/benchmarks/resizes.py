@@ -23,7 +23,7 @@ import elastic_train
 from elastic_train.stores import open_store
 
 
-def resize(num_resizes: int) -> dict[str, Any]:
+def resize(num_resizes: int, limit_seconds: float) -> dict[str, Any]:
     """Return what the two that stay hold before and after."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -40,8 +40,10 @@ def resize(num_resizes: int) -> dict[str, Any]:
                 time.sleep(0.005)
 
         wait(2)
-        samples, begin = [], time.monotonic()
+        samples, index, begin = [], 0, time.monotonic()
         for index in range(num_resizes // 2):
+            if time.monotonic() - begin > limit_seconds:
+                break
             pid = forked.fork(folder, f"x{index}", settings)
             wait(3)
             controller.scale_in([f"x{index}"])
@@ -66,10 +68,11 @@ def resize(num_resizes: int) -> dict[str, Any]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("resizes", type=int, nargs="?", default=1000)
+    parser.add_argument("--limit-seconds", type=float, default=3600, help="go no further after this long")
     parser.add_argument("--json", metavar="FILE", type=Path)
     args = parser.parse_args()
     forked.warm_up()
-    result = resize(args.resizes)
+    result = resize(args.resizes, args.limit_seconds)
     print(json.dumps(result, indent=1))
     if args.json:
         args.json.write_text(json.dumps(result, indent=1))

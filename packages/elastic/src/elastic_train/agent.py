@@ -75,7 +75,7 @@ class Agent:
         self.limits, self._events, self._interface = limits, events, interface
         self._lease_seconds, self._timeout_seconds, self._poll_seconds = lease_seconds, timeout_seconds, poll_seconds
         self._election = Election(store, self._prefix + "leader", worker, lease_seconds)
-        self._log = GenerationLog(store, self._prefix + "generation")
+        self._log = GenerationLog(store, self._prefix + "generation", worker)
         self._lock, self._wake, self._stop = threading.RLock(), threading.Event(), threading.Event()
         pid = os.getpid()
         self._member = Member(
@@ -88,6 +88,7 @@ class Agent:
         self._offer: tuple[int, Links | None] = (0, None)
         self._building, self._claimed = 0, 0
         self._due, self._look_due = 0.0, 0.0
+        self._records: dict[str, tuple[int, Member]] = {}  # members as read, by key, with their version
         self._server: Any = None
         self._wants_to_leave = False
         self.newest: Generation | None = None
@@ -95,9 +96,19 @@ class Agent:
         self._thread = threading.Thread(target=self._run, name=f"elastic-agent-{worker}", daemon=True)
 
     @property
+    def worker(self) -> str:
+        """Id of this worker."""
+        return self._worker
+
+    @property
     def is_leader(self) -> bool:
         """Whether this worker leads."""
         return self._election.is_leader
+
+    @property
+    def is_running(self) -> bool:
+        """Whether this worker trains in a generation."""
+        return self._member.phase == "running"
 
     def is_member_of(self, generation: Generation) -> bool:
         """Whether a generation includes this worker."""
@@ -201,7 +212,7 @@ class Agent:
             try:
                 self.turn()
             except FencedError as error:
-                _logger.info("worker %s: %s", self._worker, error)
+                _logger.warning("another worker leads: %s", error)
             except Exception as error:
                 self.failure = error
                 _logger.exception("worker %s: its agent ends", self._worker)
@@ -249,7 +260,13 @@ class Agent:
         """Return the living members; strike out those that are lost."""
         self._look_due = time.monotonic() + self._lease_seconds / 5
         entries = self._store.scan(f"{self._prefix}member/")
-        found = {entry.value["worker"]: Member(**entry.value) for entry in entries.values()}
+        before = self._records
+        self._records = {
+            key: before[key] if key in before and before[key][0] == entry.version
+            else (entry.version, Member(**entry.value))
+            for key, entry in entries.items()
+        }  # fmt: skip
+        found = {member.worker: member for _, member in self._records.values()}
         for worker, member in list(found.items()):
             if is_gone(member):
                 self._store.delete(self._key(worker), entries[self._key(worker)].version)

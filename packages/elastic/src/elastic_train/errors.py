@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from core_kernels.errors import CoreKernelsError, argument_error
 
 __all__ = [
@@ -13,6 +17,7 @@ __all__ = [
     "StoreError",
     "WorkerLostError",
     "input_error",
+    "located",
 ]
 
 
@@ -51,3 +56,22 @@ def input_error(name: str, value: object, expected: str, remedy: str) -> InputEr
     'min_workers=0 is not valid: expected at least 1; ask for a worker'
     """
     return InputError(str(argument_error(name, value, expected, remedy)))
+
+
+@contextmanager
+def located(phase: str, worker: str, rank: int | None = None) -> Iterator[None]:
+    """Add to errors of this package where they happened: host, worker, rank and phase.
+
+    >>> with located("init", "w0"):  # doctest: +ELLIPSIS
+    ...     raise InputError("limits=0 is not valid")
+    Traceback (most recent call last):
+    elastic_train.errors.InputError: limits=0 is not valid [host ..., worker w0, no rank yet, phase init]
+    """
+    try:
+        yield
+    except ElasticError as error:
+        if "[host " in str(error):
+            raise
+        place = "no rank yet" if rank is None else f"rank {rank}"
+        text = f"{error} [host {socket.gethostname()}, worker {worker}, {place}, phase {phase}]"
+        raise type(error)(text) from error

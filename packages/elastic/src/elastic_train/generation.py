@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 
-from elastic_train.errors import FencedError
+from elastic_train.errors import FencedError, located
 from elastic_train.stores.base import Store
 
 __all__ = ["Generation", "GenerationLog"]
@@ -50,6 +50,7 @@ class GenerationLog:
     Args:
         store: The job's store.
         key: Key of the record.
+        who: The worker that writes, for messages.
 
     >>> from elastic_train.stores import MemoryStore
     >>> log = GenerationLog(MemoryStore(), "generation")
@@ -59,8 +60,8 @@ class GenerationLog:
     'commit'
     """
 
-    def __init__(self, store: Store, key: str):
-        self._store, self._key = store, key
+    def __init__(self, store: Store, key: str, who: str = "?"):
+        self._store, self._key, self._who = store, key, who
 
     def read(self) -> Generation | None:
         """Return the newest generation."""
@@ -74,7 +75,7 @@ class GenerationLog:
         """
         while True:
             newest, version = self._read()
-            self._check(newest, epoch)
+            self._check(newest, epoch, "claiming leadership")
             if newest is None or newest.epoch == epoch or self._write(replace(newest, epoch=epoch), version):
                 return
 
@@ -85,7 +86,7 @@ class GenerationLog:
             FencedError: This leader has been replaced, or another change came first.
         """
         newest, version = self._read()
-        self._check(newest, epoch)
+        self._check(newest, epoch, "proposing a generation")
         number = newest.number + 1 if newest else 1
         made = Generation(number, epoch, members, address, "prepare", reason)
         return self._replace(made, version)
@@ -97,7 +98,7 @@ class GenerationLog:
             FencedError: This leader has been replaced, or the generation is not the newest any more.
         """
         newest, version = self._read()
-        self._check(newest, epoch)
+        self._check(newest, epoch, "committing a generation")
         if newest is None or newest.number != number:
             found = newest.number if newest else 0
             raise FencedError(f"generation {number} is not the newest: expected {found}; read the record again")
@@ -109,7 +110,11 @@ class GenerationLog:
             return None, 0
         return Generation(**{**entry.value, "members": tuple(entry.value["members"])}), entry.version
 
-    def _check(self, newest: Generation | None, epoch: int) -> None:
+    def _check(self, newest: Generation | None, epoch: int, phase: str) -> None:
+        with located(phase, self._who):
+            self._check_epoch(newest, epoch)
+
+    def _check_epoch(self, newest: Generation | None, epoch: int) -> None:
         if epoch < 1 or (newest is not None and newest.epoch > epoch):
             found = newest.epoch if newest else 0
             raise FencedError(

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from elastic_train.agent import Agent
-from elastic_train.errors import ElasticError, FencedError, InputError, WorkerLostError
+from elastic_train.errors import ElasticError, FencedError, InputError, WorkerLostError, located
 from elastic_train.events import EventLog
 from elastic_train.gradients import GradientSum
 from elastic_train.group import Links
@@ -143,11 +143,13 @@ class Job:
 
     def commit(self) -> bool:
         """Finish the gradients and vote; returns whether the step counts, or is only a pass of several."""
-        if self._is_open:
-            raise ElasticError(
-                f"step {self.step} was not ended: expected notify_batch_end() after each optimizer step; add the call"
-            )
         assert self.links is not None
+        if self._is_open:
+            with located("committing a step", self.agent.worker, self.links.rank):
+                raise ElasticError(
+                    f"step {self.step} was not ended: expected notify_batch_end() after each optimizer step; "
+                    "add the call"
+                )
         assert self.gradients is not None
         if isinstance(self.gradients, LogicalGradients) and not self.gradients.keep():
             return False
@@ -171,7 +173,8 @@ class Job:
         """End the step; the only place where membership changes in good order."""
         self._is_open = False
         if self.agent.failure is not None:
-            raise WorkerLostError(f"the agent of this worker ended: {self.agent.failure}; restart it as a newcomer")
+            with located("ending a step", self.agent.worker, self.links.rank if self.links else None):
+                raise WorkerLostError(f"the agent of this worker ended: {self.agent.failure}; restart it as a newcomer")
         if not self._switch_to:
             return self._info()
         number, self._switch_to = self._switch_to, 0
@@ -271,7 +274,8 @@ class Job:
         steps = links.gather(self.step + 1 if self._has_run else 0) if links.size > 1 else [1]
         sources = [rank for rank, step in enumerate(steps) if step == max(steps)] if max(steps) else [0]
         progress = {"step": self.step, "epoch": self.epoch, "cursor": self.cursor}
-        progress = self.state.share(links, sources, progress)
+        with located("taking the state", self.agent.worker, links.rank):
+            progress = self.state.share(links, sources, progress)
         self.step, self.epoch, self.cursor = progress["step"], progress["epoch"], progress["cursor"]
         self.links = self.gradients.links = links
         self._has_run = True

@@ -57,9 +57,9 @@ class Watch:
         struck = []
         for worker, member in self.seen.items():
             if is_watching and worker not in found and worker != self._worker and member.phase != "left":
-                if member.host == self._host:
+                if member.host == self._host and member.pid != os.getpid():
                     self._suspects[worker] = (member, now)
-                else:
+                elif member.host != self._host:
                     cut_connections(member.address)
                     struck.append(worker)
         self.seen = found
@@ -116,4 +116,6 @@ def _is_stopped(pid: int) -> bool:
 
 def is_gone(member: Member) -> bool:
     """Whether a member ran on this host and its process has ended."""
-    return member.host == socket.gethostname() and start_ticks(member.pid) != member.pid_started
+    if member.host != socket.gethostname() or member.pid == os.getpid():
+        return False
+    return start_ticks(member.pid) != member.pid_started

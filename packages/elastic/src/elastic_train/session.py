@@ -8,12 +8,13 @@ import socket
 import threading
 from typing import TYPE_CHECKING
 
-from elastic_train.errors import InputError, JobStateError, input_error
+from elastic_train.errors import InputError, JobStateError, input_error, located
 from elastic_train.events import EventLog
 
 if TYPE_CHECKING:
     import torch
 
+    from elastic_train.coordinator import Limits
     from elastic_train.job import Job, StepInfo
     from elastic_train.state import State
 
@@ -65,7 +66,6 @@ def init(
     """
     global _job
     from elastic_train.agent import Agent
-    from elastic_train.coordinator import Limits
     from elastic_train.job import Job
     from elastic_train.stores import find_token, open_store
 
@@ -73,23 +73,18 @@ def init(
     if not address or not name:
         missing = "store" if not address else "job_id"
         raise input_error(missing, None, "a value", "pass it, or start the script with elastic-train run")
-    least = _number(min_workers, "ELASTIC_TRAIN_MIN_WORKERS", 1)
-    most = _number(max_workers, "ELASTIC_TRAIN_MAX_WORKERS", max(64, least))
-    if logical_workers < 0 or 0 < logical_workers < least:
-        expected = f"0, or at least min_workers={least}"
-        raise input_error("logical_workers", logical_workers, expected, "use a multiple of the usual number of workers")
-    most = min(most, logical_workers) if logical_workers else most
-    if not 1 <= least <= most:
-        raise input_error("min_workers", least, f"between 1 and max_workers={most}", "correct the limits")
     worker = worker_id or os.environ.get("ELASTIC_TRAIN_WORKER") or f"{socket.gethostname()}-{os.getpid()}"
-    if straggler_ratio is not None and not straggler_ratio > 1:
-        raise input_error("straggler_ratio", straggler_ratio, "above 1", "use 1.2 or more")
-    secret = find_token(address, token)
-    opened = open_store(address, secret)
-    _check_free(opened, name, worker)
+    with located("init", worker):
+        limits = _limits(min_workers, max_workers, logical_workers)
+        if straggler_ratio is not None and not straggler_ratio > 1:
+            raise input_error("straggler_ratio", straggler_ratio, "above 1", "use 1.2 or more")
+    with located("opening the store", worker):
+        secret = find_token(address, token)
+        opened = open_store(address, secret)
+    with located("joining", worker):
+        _check_free(opened, name, worker)
     lease = lease_seconds or float(os.environ.get("ELASTIC_TRAIN_LEASE_SECONDS", "2.0"))
     events = EventLog(os.environ.get("ELASTIC_TRAIN_EVENTS"), worker)
-    limits = Limits(least, most)
     place = interface or os.environ.get("ELASTIC_TRAIN_INTERFACE") or "127.0.0.1"
     agent = Agent(opened, name, worker, limits, events, lease, timeout_seconds, place, 0.02, secret, straggler_ratio,
                   _cohort())  # fmt: skip
@@ -97,6 +92,20 @@ def init(
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: agent.ask_to_leave())
     return _job
+
+
+def _limits(min_workers: int | None, max_workers: int | None, logical_workers: int) -> Limits:
+    """Return the limits of the job; they come from the launcher where the script does not say."""
+    from elastic_train.coordinator import Limits
+
+    least = _number(min_workers, "ELASTIC_TRAIN_MIN_WORKERS", 1)
+    most = _number(max_workers, "ELASTIC_TRAIN_MAX_WORKERS", max(64, least))
+    if not 1 <= least <= most:
+        raise input_error("min_workers", least, f"between 1 and max_workers={most}", "correct the limits")
+    if logical_workers < 0 or 0 < logical_workers < least:
+        expected = f"0, or at least min_workers={least}"
+        raise input_error("logical_workers", logical_workers, expected, "use a multiple of the usual number of workers")
+    return Limits(least, min(most, logical_workers) if logical_workers else most)
 
 
 def _number(value: int | None, variable: str, default: int) -> int:

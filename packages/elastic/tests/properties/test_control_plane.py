@@ -35,7 +35,7 @@ class RecordingStore(MemoryStore):
 class UnfencedLog(GenerationLog):
     """The twin: neither epochs nor compare-and-swap."""
 
-    def _check(self, newest, epoch):
+    def _check(self, newest, epoch, phase):
         pass
 
     def _write(self, generation, version):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import tempfile
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def read_another_format(folder):
 
 # What is wrong: (the call on an empty folder, its error, and parts of the message: name, value, remedy).
 WRONG_CALLS = {
-    "store": (lambda _: open_store("etcd://h"), InputError, ("store=", "'etcd://h'", "correct the address")),
+    "store": (lambda _: open_store("redis://h"), InputError, ("store=", "'redis://h'", "correct the address")),
     "store in a plain file": (
         open_a_file_as_a_folder, StoreError, ("store", "plain/store.sqlite", "name another folder")),
     "no store": (
@@ -65,9 +66,21 @@ WRONG_CALLS = {
         lambda f: elastic_train.init(f"file://{f}"), InputError, ("job_id=", "None", "elastic-train run")),
     "limits of workers": (
         lambda f: elastic_train.init(f"file://{f}", "job", min_workers=3, max_workers=2), InputError,
-        ("min_workers=", "3", "correct the limits")),
+        ("min_workers=", "3", "correct the limits", "host node-1, worker w7, no rank yet, phase init")),
+    "logical workers": (
+        lambda f: elastic_train.init(f"file://{f}", "job", min_workers=3, logical_workers=2), InputError,
+        ("logical_workers=", "2", "at least min_workers=3", "multiple")),
+    "straggler": (
+        lambda f: elastic_train.init(f"file://{f}", "job", straggler_ratio=0.5), InputError,
+        ("straggler_ratio=", "0.5", "use 1.2")),
+    "store that nobody serves": (
+        lambda f: elastic_train.init("tcp://127.0.0.1:9", "job", token="t"), StoreError,
+        ("tcp://127.0.0.1:9", "expected a store server", "check address", "host node-1", "phase opening the store")),
+    "token": (lambda _: open_store("tcp://h:1"), InputError, ("token=", "None", "ELASTIC_TRAIN_TOKEN")),
+    "address without a port": (
+        lambda _: open_store("tcp://h", "t"), StoreError, ("'h'", "expected HOST:PORT", "correct it")),
     "worker id that is taken": (
-        join_under_a_taken_id, JobStateError, ("worker id", "'a'", "pass another worker_id")),
+        join_under_a_taken_id, JobStateError, ("worker id", "'a'", "pass another worker_id", "phase joining")),
     "no job yet": (lambda _: elastic_train.current_job(), InputError, ("job", "elastic_train.init", "call it first")),
     "nothing to start": (lambda f: LocalJob([], f), InputError, ("command=", "[]", "name the training script")),
     "limits of a launcher": (
@@ -80,7 +93,8 @@ WRONG_CALLS = {
     "leave of everybody": (
         lambda _: controller().scale_in(["a", "b"]), InputError, ("workers=", "['a', 'b']", "leave one at work")),
     "old leader": (
-        lambda _: propose_as_an_old_leader(), FencedError, ("epoch 3", "at least 5", "stop leading")),
+        lambda _: propose_as_an_old_leader(), FencedError,
+        ("epoch 3", "at least 5", "stop leading", "host node-1", "proposing")),
     "state without a state": (
         lambda _: State(model=torch.nn.Linear(1, 1), rate=0.1), InputError, ("rate=", "0.1", "leave it out")),
     "no samples": (
@@ -107,8 +121,10 @@ WRONG_CALLS = {
 
 @pytest.mark.parametrize(("call", "error", "parts"), WRONG_CALLS.values(), ids=WRONG_CALLS)
 def test_message_holds_name_value_and_remedy(call, error, parts, monkeypatch):
-    for name in ("STORE", "JOB"):
+    for name in ("STORE", "JOB", "TOKEN"):
         monkeypatch.delenv(f"ELASTIC_TRAIN_{name}", raising=False)
+    monkeypatch.setattr(socket, "gethostname", lambda: "node-1")
+    monkeypatch.setenv("ELASTIC_TRAIN_WORKER", "w7")
     with tempfile.TemporaryDirectory() as folder, pytest.raises(error) as caught:
         call(Path(folder))
     assert [part for part in parts if part not in str(caught.value)] == [], str(caught.value)

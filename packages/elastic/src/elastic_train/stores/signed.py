@@ -46,15 +46,22 @@ class SignedStore:
 
     def __init__(self, inner: Store, token: str):
         self._inner, self._token = inner, token
+        self._known: dict[str, Entry] = {}  # what was checked already, which most reads find again
 
     def get(self, key: str) -> Entry | None:
         """Return the entry of a key."""
         entry = self._inner.get(key)
-        return None if entry is None else self._checked(key, entry)
+        if entry is None:
+            self._known.pop(key, None)
+            return None
+        return self._checked(key, entry)
 
     def scan(self, prefix: str) -> dict[str, Entry]:
         """Return all entries under a prefix."""
-        found = {key: self._checked(key, entry) for key, entry in self._inner.scan(prefix).items()}
+        entries = self._inner.scan(prefix)
+        for key in [key for key in tuple(self._known) if key.startswith(prefix) and key not in entries]:
+            self._known.pop(key, None)
+        found = {key: self._checked(key, entry) for key, entry in entries.items()}
         return {key: entry for key, entry in found.items() if entry is not None}
 
     def put(
@@ -78,9 +85,13 @@ class SignedStore:
         return sign(self._token, key, json.dumps(value, sort_keys=True))
 
     def _checked(self, key: str, entry: Entry) -> Entry | None:
+        known = self._known.get(key)
+        if known is not None and known.version == entry.version:
+            return known
         value, mark = entry.value.get("value"), entry.value.get("mark")
         if isinstance(value, dict) and isinstance(mark, str) and hmac.compare_digest(mark, self._mark(key, value)):
-            return Entry(value, entry.version)
+            self._known[key] = Entry(value, entry.version)
+            return self._known[key]
         _logger.warning("refused %r: it was not written with the token of this job; removed", key)
         self._inner.delete(key, entry.version)
         return None
