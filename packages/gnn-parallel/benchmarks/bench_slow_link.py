@@ -2,8 +2,8 @@
 
     python packages/gnn-parallel/benchmarks/bench_slow_link.py [--json FILE]
 
-Four hosts of one rank each (network namespaces, needs root), features of 512 columns sharded by owner; 16 hidden
-columns, where strategies differ most, and 512, where bytes weigh most. Prints T(data parallel) / T(chosen), and
+Four hosts of one rank each (network namespaces, needs root), features sharded by owner: 512 columns and 16 hidden
+ones, where strategies differ most, and 128 columns and 32 hidden ones in large batches, where bytes weigh most. Prints T(data parallel) / T(chosen), and
 T(chosen) over the time the busiest link needs for the payload bytes alone at 95 % of its rate. Takes about three
 minutes, most of it for measuring the links.
 """
@@ -21,23 +21,23 @@ def main():
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
     cells = []
-    for method, hidden, batch_size in (("random", 16, 1024), ("metis", 512, 128)):
+    for num_features, hidden, batch_size in ((512, 16, 1024), (128, 32, 2048)):
         grid = Grid(
             hidden=(hidden,),
-            methods=(method,),
+            methods=("random",),
             link_mbit=(100,),
             batch_sizes=(batch_size,),
             caches=("0%",),
-            num_features=512,
-            num_nodes=60_000,
+            num_features=num_features,
+            num_nodes=100_000,
             num_steps=2,
-            num_rounds=3,
+            num_rounds=4,
             measure_seconds=20.0,
         )
-        cells += run_grid(grid)
+        cells += [{"num_features": num_features, **cell} for cell in run_grid(grid)]
     rows = [
         (
-            f"{cell['partition']}, {cell['hidden']}, {cell['batch_size']}",
+            f"{cell['num_features']}, {cell['hidden']}, {cell['batch_size']}",
             cell["chosen"],
             f"{cell['strategies'][cell['chosen']]['measured_step_seconds']:.3f} s",
             f"{cell['gdp_ratio'] / cell['regret']:.2f}",
@@ -47,14 +47,14 @@ def main():
         for cell in cells
     ]
     columns = (
-        "partition, hidden, seeds per step",
+        "features, hidden, seeds per step",
         "chosen",
         "step",
         "gdp over chosen",
         "over bytes / bandwidth",
         "all, seconds",
     )
-    table("100 Mbit links, 512 sharded features", columns, rows)
+    table("100 Mbit links, sharded features, random partition", columns, rows)
     emit({"cells": cells}, args.json)
 
 
