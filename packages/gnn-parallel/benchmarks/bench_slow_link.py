@@ -3,9 +3,9 @@
     python packages/gnn-parallel/benchmarks/bench_slow_link.py [--json FILE]
 
 Four hosts of one rank each (network namespaces, needs root), features sharded by owner: 512 columns and 16 hidden
-ones, where strategies differ most, and 128 columns and 32 hidden ones in large batches, where bytes weigh most. Prints T(data parallel) / T(chosen), and
-T(chosen) over the time the busiest link needs for the payload bytes alone at 95 % of its rate. Takes about three
-minutes, most of it for measuring the links.
+ones, where strategies differ most, and 128 columns and 32 hidden ones in large batches, where bytes weigh most. Prints
+T(data parallel) / T(chosen), and T(chosen) over the time the busiest link needs for the payload bytes alone at 95 % of
+its rate. Takes about three minutes, most of it for measuring the links.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def try_strategies(
         seconds = _Heats(engines, data.train_ids if data.seeds is None else data.seeds).run(num_steps, budget_seconds)
     for engine in engines:
         engine.close()
-    typical = [statistics.median(steps) for steps in seconds]
+    typical = [_typical(steps) for steps in seconds]
     winner = tried[typical.index(min(typical))]
     took = torch.tensor([time.perf_counter() - started], dtype=torch.float64)
     settled = _calibrate(plan, dict(zip([(c.strategy, c.num_hosts) for c in tried], typical, strict=True)))
@@ -111,6 +111,11 @@ def are_apart(first: list[float], second: list[float]) -> bool:
     """
     differences = [b - a for a, b in zip(first, second, strict=False)]
     return len(differences) > 1 and abs(statistics.mean(differences)) > half_width(differences)
+
+
+def _typical(steps: list[float]) -> float:
+    """Return the mean of the quicker half: other load on the machine only ever adds."""
+    return statistics.mean(sorted(steps)[: (len(steps) + 1) // 2])
 
 
 def _affordable(plan: Plan, budget_seconds: float) -> list[Candidate]:
@@ -181,7 +186,7 @@ class _Heats:
     def _is_clear(self) -> bool:
         if len(self.active) == 1:
             return len(self.seconds[self.active[0]]) > _FEWEST_STEPS
-        best, second = sorted(self.active, key=lambda number: statistics.median(self.seconds[number]))[:2]
+        best, second = sorted(self.active, key=lambda number: _typical(self.seconds[number]))[:2]
         return len(self.seconds[best]) > _FEWEST_STEPS and are_apart(self.seconds[best], self.seconds[second])
 
 
