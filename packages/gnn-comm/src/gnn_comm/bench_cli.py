@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from math import inf
 from typing import Any
 
 from core_kernels.console import CommandLine, format_bytes, format_seconds, say, table
@@ -45,6 +46,11 @@ def add_bench(cli: CommandLine) -> None:
 def _bench(args: argparse.Namespace) -> dict[str, Any]:
     local, link = read_numbers("rates", args.rates, 2)
     machines = [read_hosts(text) for text in args.hosts.split(",")]
+    for name in ("width", "repeats"):
+        if getattr(args, name) < 1:
+            raise GnnCommArgumentError(f"--{name} {getattr(args, name)}: expected at least 1; raise it")
+    if args.epoch and len(machines) > 1:
+        raise GnnCommArgumentError(f"--hosts {args.hosts}: --epoch expects one machine, not {len(machines)}; name one")
     if args.epoch:
         return _bench_epoch(args, machines[0], local, link)
     payloads = [int(size * 2**20) for size in read_numbers("payloads", args.payloads)]
@@ -113,10 +119,16 @@ def read_hosts(text: str) -> list[int]:
     try:
         if "x" in text:
             count, ranks = (int(part) for part in text.split("x"))
-            return [ranks] * count
-        return [int(part) for part in text.split("+")]
-    except ValueError as error:
-        raise GnnCommArgumentError(f"hosts={text!r}: expected such as 2x4 or 2+4; pass hosts and ranks") from error
+            hosts = [ranks] * count
+        else:
+            hosts = [int(part) for part in text.split("+")]
+    except ValueError:
+        hosts = []
+    if not hosts or min(hosts) < 1:
+        raise GnnCommArgumentError(
+            f"hosts={text!r}: expected such as 2x4 or 2+4, at least 1 rank on each; pass hosts and ranks"
+        )
+    return hosts
 
 
 def read_numbers(option: str, text: str, count: int | None = None) -> list[float]:
@@ -129,7 +141,7 @@ def read_numbers(option: str, text: str, count: int | None = None) -> list[float
         numbers = [float(part) for part in text.split(",")]
     except ValueError:
         numbers = []
-    if not numbers or min(numbers) <= 0 or len(numbers) != (count or len(numbers)):
+    if not numbers or not all(0 < number < inf for number in numbers) or len(numbers) != (count or len(numbers)):
         wanted = "positive numbers" if count is None else f"{count} positive numbers"
         raise GnnCommArgumentError(f"{option}={text!r}: expected {wanted} separated by commas; pass such as 200,20")
     return numbers

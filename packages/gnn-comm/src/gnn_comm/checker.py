@@ -23,7 +23,7 @@ from gnn_comm.plan import Plan
 if TYPE_CHECKING:
     from gnn_comm.partitioning import Partition
 
-__all__ = ["check_layouts", "check_plan", "find_faults"]
+__all__ = ["check_layouts", "check_plan", "find_faults", "find_misshapen"]
 
 _SHOWN = 3
 
@@ -70,13 +70,54 @@ def find_faults(plan: Plan, partition: Partition | None = None) -> list[str]:
     return _replay_forward(plan, needed) or _replay_backward(plan, needed)
 
 
-def _malformed(plan: Plan) -> list[str]:
-    t, num_devices, num_nodes = plan.transfers, plan.num_devices, int(plan.offsets[-1])
-    faults = []
+def find_misshapen(plan: Plan) -> list[str]:
+    """Return one sentence per array that cannot be read as what it stands for; the rest of a check relies on them."""
+    arrays = plan._arrays()
+    faults = [
+        f"{name} is {array.dtype} of shape {array.shape}, not a list of integers"
+        for name, array in arrays.items()
+        if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in "iu"
+    ]
+    if faults:
+        return faults
+    t, num_devices = plan.transfers, plan.num_devices
+    if len(plan.offsets) < 2 or plan.offsets[0] != 0 or (np.diff(plan.offsets) < 0).any():
+        return ["the offsets of the parts do not start at 0 and ascend"]
     if plan.topology.num_devices != num_devices:
         faults.append(f"the topology has {plan.topology.num_devices} devices for {num_devices} parts")
-    if len(t.row_indptr) != len(t) + 1 or (np.diff(t.row_indptr) < 0).any() or t.row_indptr[-1] != len(t.rows):
+    if not len(t.stage) == len(t.sender) == len(t.receiver):
+        faults.append(f"{len(t.stage)} stages, {len(t.sender)} senders and {len(t.receiver)} receivers are listed")
+    if not _tiles(t.row_indptr, len(t), len(t.rows)):
         faults.append("the row lists of the messages do not tile the rows")
+    if not _tiles(plan.need_indptr, num_devices, len(plan.need_rows)):
+        faults.append("the row lists of the devices do not tile the rows they need")
+    if len(plan.resident_rows) not in (0, num_devices):
+        faults.append(f"copies are listed for {len(plan.resident_rows)} of {num_devices} devices")
+    for name in ("need_rows", *(name for name in arrays if name.startswith("resident"))):
+        rows = arrays[name]
+        if len(rows) and not (rows.min() >= 0 and rows.max() < plan.offsets[-1] and (np.diff(rows) != 0).all()):
+            faults.append(f"{name} names rows twice or outside [0, {plan.offsets[-1]})")
+    # Stages are counted by every loop over a plan: a stray large number would keep it busy for ever.
+    if len(t.stage) and not np.array_equal(np.unique(t.stage), np.arange(int(np.unique(t.stage).size))):
+        faults.append(f"stages run from {t.stage.min()} to {t.stage.max()} with gaps; expected 0, 1, 2, and so on")
+    return faults
+
+
+def _tiles(indptr: np.ndarray, num_lists: int, num_items: int) -> bool:
+    """Say whether the lists of a CSR lie side by side over all items."""
+    return (
+        len(indptr) == num_lists + 1
+        and indptr[0] == 0
+        and indptr[-1] == num_items
+        and bool((np.diff(indptr) >= 0).all())
+    )
+
+
+def _malformed(plan: Plan) -> list[str]:
+    faults = find_misshapen(plan)
+    if faults:
+        return faults
+    t, num_devices, num_nodes = plan.transfers, plan.num_devices, int(plan.offsets[-1])
     if len(t.rows) and not (t.rows.min() >= 0 and t.rows.max() < num_nodes):
         faults.append(f"a message names row {int(t.rows.max())} outside [0, {num_nodes})")
     for name in ("sender", "receiver"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from gnn_comm._version import __version__
 from gnn_comm.bench_cli import add_bench
 from gnn_comm.errors import GnnCommArgumentError, GnnCommError, PlanCheckError
 from gnn_comm.gradients import COMPRESSIONS
-from gnn_comm.layers import MODELS
+from gnn_comm.layers import MODELS, build_model
 from gnn_comm.partitioning import METHODS, Partition, partition
 from gnn_comm.plan import Plan
 from gnn_comm.planner import PLANNERS, plan
@@ -26,16 +27,38 @@ from gnn_comm.sources import load_graph_data
 
 __all__ = ["main"]
 
+_Command = Callable[[argparse.Namespace], dict[str, Any] | None]
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    cli = CommandLine(
+    cli = _CommandLine(
         "gnn-comm", "Plan and run full-graph embedding exchange over the real topology.", __version__, (GnnCommError,)
     )
     _add_topo(cli)
     _add_planning(cli)
     _add_running(cli)
     return cli.run(sys.argv[1:] if argv is None else argv)
+
+
+class _CommandLine(CommandLine):
+    """A command line whose commands look for the folders of their outputs before they begin."""
+
+    def command(self, name: str, function: _Command, summary: str, example: str) -> argparse.ArgumentParser:
+        def checked(args: argparse.Namespace) -> dict[str, Any] | None:
+            for option in ("out", "json"):
+                _check_output(f"--{option}", getattr(args, option, None))
+            return function(args)
+
+        return super().command(name, checked, summary, example)
+
+
+def _check_output(option: str, path: str | None) -> None:
+    """Refuse a file that could not be written at the end, before any work is done."""
+    if path not in (None, "-") and not Path(path).resolve().parent.is_dir():
+        raise GnnCommArgumentError(
+            f"{option} {path}: expected a place in an existing folder; {Path(path).parent} is none; make it first"
+        )
 
 
 def _add_topo(cli: CommandLine) -> None:
@@ -151,6 +174,8 @@ def _topology(name: str) -> Topology:
 
 
 def _topo(args: argparse.Namespace) -> dict[str, Any]:
+    if args.action == "import" and not args.out:
+        raise GnnCommArgumentError("import writes a file; expected --out; pass --out machine.json")
     if args.action == "measure":
         from core_kernels import launch
         from core_kernels.topology.measure import measure_topology
@@ -163,8 +188,6 @@ def _topo(args: argparse.Namespace) -> dict[str, Any]:
     if args.out:
         topology.save(args.out)
         say(f"written to {args.out}")
-    elif args.action == "import":
-        raise GnnCommArgumentError("import writes a file; expected --out; pass --out machine.json")
     return topology.to_dict()
 
 
@@ -257,7 +280,12 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
     from core_kernels.topology import processor_topology
     from gnn_comm.training import TrainSettings, train_rank
 
-    data = load_graph_data(args.dataset, seed=args.seed)
+    planners = args.planner.split(",")
+    if args.ranks < 1 or not set(planners) <= set(PLANNERS):
+        raise GnnCommArgumentError(
+            f"--ranks {args.ranks} --planner {args.planner}: expected at least 1 rank and planners out of {PLANNERS}; "
+            "correct them"
+        )
     topology = _topology(args.topology) if args.topology else processor_topology(args.ranks)
     if topology.num_devices != args.ranks:
         raise GnnCommArgumentError(
@@ -273,9 +301,11 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
         quantize_rows=args.quantize_rows,
         compress_gradients=args.compress_gradients,
     )
+    build_model(args.model, 1, args.hidden, 1, args.layers)  # a width that does not fit is refused before data are read
+    data = load_graph_data(args.dataset, seed=args.seed)
     split = partition(data.graph, topology, args.method, seed=args.seed)
     found: dict[str, Any] = {"dataset": args.dataset, "ranks": args.ranks, "model": args.model, "planners": {}}
-    for name in args.planner.split(","):
+    for name in planners:
         made = plan(split, topology, name, args.hidden, seed=args.seed, num_layers=args.layers)
         with tempfile.TemporaryDirectory() as folder:
             split.save(folder)
@@ -303,3 +333,7 @@ def _show_training(found: dict[str, Any]) -> None:
         )
     columns = ("planner", "epoch", "exchange", "sent", "loss", "test accuracy")
     table(f"{found['model']} on {found['dataset']}, {found['ranks']} ranks", columns, rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

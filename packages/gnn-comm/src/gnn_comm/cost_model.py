@@ -21,9 +21,11 @@ import numpy as np
 import torch
 
 from core_kernels.topology import Topology
+from gnn_comm.errors import GnnCommArgumentError
+from gnn_comm.planners.chunks import ragged_arange
 from gnn_comm.transfers import Transfers
 
-__all__ = ["PlanEstimate", "estimate_transfers", "reversed_transfers", "row_bytes_of"]
+__all__ = ["PlanEstimate", "estimate_transfers", "latency_of_pairs", "reversed_transfers", "row_bytes_of"]
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,16 @@ def row_bytes_of(width: int, dtype: torch.dtype | str = torch.float32) -> int:
 
     >>> row_bytes_of(256), row_bytes_of(3, torch.bfloat16), row_bytes_of(2, "float64")
     (1024, 6, 16)
+
+    Raises:
+        GnnCommArgumentError: The width is negative, or the type unknown.
     """
-    return width * torch.empty(0, dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype).element_size()
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if width < 0 or not isinstance(found, torch.dtype):
+        raise GnnCommArgumentError(
+            f"width={width}, dtype={dtype!r}: expected at least 0 values of a torch type; pass such as 256, 'float32'"
+        )
+    return width * found.itemsize
 
 
 def reversed_transfers(transfers: Transfers) -> Transfers:
@@ -74,11 +84,17 @@ def reversed_transfers(transfers: Transfers) -> Transfers:
 
 
 def estimate_transfers(transfers: Transfers, topology: Topology, row_bytes: int) -> PlanEstimate:
-    """Predict the seconds of one exchange of rows of ``row_bytes`` bytes."""
+    """Predict the seconds of one exchange of rows of ``row_bytes`` bytes.
+
+    Raises:
+        UnreachablePairError: A message has no route.
+    """
     loads = transfers.row_loads(topology) * row_bytes / topology.resource_bytes_per_second
+    pair = transfers.sender * topology.num_devices + transfers.receiver
+    for cut_off in np.flatnonzero(~topology.routes.reachable[pair])[:1]:
+        topology.route(int(transfers.sender[cut_off]), int(transfers.receiver[cut_off]))
     latency = np.zeros(transfers.num_stages)
-    for stage, sender, receiver in zip(transfers.stage, transfers.sender, transfers.receiver, strict=True):
-        latency[stage] = max(latency[stage], topology.latency_seconds(int(sender), int(receiver)))
+    np.maximum.at(latency, transfers.stage, latency_of_pairs(topology)[pair])
     seconds = loads.max(axis=1, initial=0.0) + latency
     sent = np.bincount(transfers.sender, transfers.num_rows, minlength=topology.num_devices) * row_bytes
     return PlanEstimate(
@@ -90,3 +106,12 @@ def estimate_transfers(transfers: Transfers, topology: Topology, row_bytes: int)
         int(sent.max(initial=0)),
         row_bytes,
     )
+
+
+def latency_of_pairs(topology: Topology) -> np.ndarray:
+    """Return float64 ``[P * P]``: the summed latency of every pair's links; 0 for pairs without a route."""
+    routes = topology.routes
+    of_link = np.array([link.latency_seconds for link in topology.links], np.float64)
+    pair = np.repeat(np.arange(len(routes.num_links)), routes.num_links)
+    links = routes.items[routes.indptr[pair] + ragged_arange(routes.num_links)]
+    return np.bincount(pair, of_link[links], minlength=len(routes.num_links))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from core_kernels import ops
-from core_kernels.comm import Group, Handle, Recv, Send
+from core_kernels.comm import CollectiveError, Group, Handle, Recv, Send
 from gnn_comm.layout import DeviceLayout, Message
 
 __all__ = ["gather_rows", "return_gradients"]
@@ -48,23 +48,40 @@ def gather_rows(layout: DeviceLayout, group: Group, buffer: Tensor, tag: str) ->
     leaving.finish()
 
 
+def _finish(handle: Handle, group: Group, peer: int, stage: int) -> None:
+    """Wait for one message; what goes wrong there names the other end and the stage."""
+    try:
+        handle.wait()
+    except CollectiveError as error:
+        reason = str(error).partition(" s: ")[2]
+        raise CollectiveError(
+            f"the message of stage {stage} with rank {peer} did not get through: {reason}; begin with rank {peer}, "
+            "which is dead or stopped, or waits for another itself",
+            rank=group.rank,
+            world_size=group.size,
+            collective=error.collective,
+            tag=error.tag,
+            seconds=error.seconds,
+        ) from error
+
+
 class _Leaving:
     """Sends in flight: those of one stage together, the next stage when they have left."""
 
     def __init__(self, group: Group, tag: str):
         self._group, self._tag = group, tag
         self._stage = -1
-        self._handles: list[Handle] = []
+        self._handles: list[tuple[Handle, int]] = []
 
     def send(self, stage: int, rows: Tensor, peer: int) -> None:
         if stage != self._stage:
             self.finish()
             self._stage = stage
-        self._handles.append(self._group.send_recv([Send(rows, peer)], self._tag, async_op=True))
+        self._handles.append((self._group.send_recv([Send(rows, peer)], self._tag, async_op=True), peer))
 
     def finish(self) -> None:
-        for handle in self._handles:
-            handle.wait()
+        for handle, peer in self._handles:
+            _finish(handle, self._group, peer, self._stage)
         self._handles.clear()
 
 
@@ -89,8 +106,9 @@ class _Arrivals:
             self.post_until(self._messages[position].stage)
             if position in self._posted:
                 staging, handle = self._posted.pop(position)
-                handle.wait()
-                ops.unpack_rows(self._buffer, self._messages[position].index, staging, bounds="unchecked")
+                message = self._messages[position]
+                _finish(handle, self._group, message.peer, message.stage)
+                ops.unpack_rows(self._buffer, message.index, staging, bounds="unchecked")
 
 
 def _gather_grouped(layout: DeviceLayout, group: Group, buffer: Tensor, tag: str) -> None:
@@ -146,14 +164,16 @@ class _Sums:
     def __init__(self, layout: DeviceLayout, group: Group, buffer: Tensor, tag: str):
         self._layout, self._group, self._buffer, self._tag = layout, group, buffer, tag
         self._stages = sorted(layout.sums_back, reverse=True)
-        self._posted: deque[tuple[int, Tensor, list[Handle]]] = deque()
+        self._posted: deque[tuple[int, Tensor, list[tuple[Handle, int]]]] = deque()
         self._next = 0
 
     def post_down_to(self, stage: int) -> None:
         while self._next < len(self._stages) and self._stages[self._next] >= stage:
             coming = self._stages[self._next]
             staging, receives = _staging(self._layout, self._buffer, coming)
-            handles = [self._group.send_recv([receive], self._tag, async_op=True) for receive in receives]
+            handles = [
+                (self._group.send_recv([receive], self._tag, async_op=True), receive.peer) for receive in receives
+            ]
             self._posted.append((coming, staging, handles))
             self._next += 1
 
@@ -161,8 +181,8 @@ class _Sums:
         self.post_down_to(stage)
         while self._posted and self._posted[0][0] >= stage:
             done, staging, handles = self._posted.popleft()
-            for handle in handles:
-                handle.wait()
+            for handle, peer in handles:
+                _finish(handle, self._group, peer, done)
             _add_sums(self._layout, self._buffer, done, staging)
 
 

@@ -45,8 +45,8 @@ def explain_plan(plan: Plan) -> str:
             )
     for name, seconds in sorted(plan.considered.items(), key=lambda item: item[1]):
         lines.append(f"  {name:<13} {format_seconds(seconds)}{'  (chosen)' if name == plan.planner else ''}")
-    for number, (seconds, bottleneck) in enumerate(zip(estimate.stage_seconds, estimate.bottlenecks, strict=True)):
-        stage = plan.stages[number]
+    stages = zip(plan.stages, estimate.stage_seconds, estimate.bottlenecks, strict=True)
+    for number, (stage, seconds, bottleneck) in enumerate(stages):
         lines.append(
             f"  stage {number}: {format_seconds(seconds)}, {len(stage.messages)} messages, {stage.num_rows} rows; "
             f"limited by {bottleneck}"

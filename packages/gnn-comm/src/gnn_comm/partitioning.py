@@ -121,8 +121,10 @@ class Partition:
         try:
             header = json.loads((folder / "communication.json").read_text())
             book, graph = PartitionBook.load(folder / "book"), Graph.load(folder / "graph")
-            return cls(book, graph, header["graph_fingerprint"], header["method"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            if int(book.offsets[-1]) != graph.num_nodes:
+                raise ValueError(f"the book has {int(book.offsets[-1])} nodes, the graph {graph.num_nodes}")
+            return cls(book, graph, str(header["graph_fingerprint"]), str(header["method"]))
+        except Exception as error:  # damaged files fail in as many ways as there are readers
             raise PlanMismatchError(
                 f"dir={str(dir)!r} cannot be read ({error}); expected a whole folder written by Partition.save; "
                 "partition again"

@@ -7,7 +7,6 @@ checks them. It is one ``.npz`` file without pickled objects.
 from __future__ import annotations
 
 import json
-import zipfile
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -233,40 +232,58 @@ class Plan:
         Raises:
             PlanMismatchError: The file is no plan of this version, was changed, or belongs to another partition.
         """
+        from gnn_comm.checker import find_misshapen
+
         try:
-            with np.load(path, allow_pickle=False) as stored:
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as stored:
                 arrays = {name: stored[name] for name in stored.files}
-        except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+            header = json.loads(arrays.pop("document", np.zeros(0, np.uint8)).tobytes() or b"{}")
+            schema, version = header.get("schema"), header.get("version")
+        except Exception as error:  # a damaged archive fails in as many ways as there are readers in it
             raise PlanMismatchError(
                 f"path={str(path)!r} cannot be read ({error}); expected a whole file written by Plan.save; plan again"
             ) from error
-        header = json.loads(arrays.pop("document", np.zeros(0, np.uint8)).tobytes() or b"{}")
-        if header.get("schema") != SCHEMA or header.get("version") != VERSION:
-            found = f"{header.get('schema')!r} version {header.get('version')!r}"
-            raise PlanMismatchError(f"{path} is {found}; expected {SCHEMA!r} version {VERSION}; plan again")
-        residents = sorted((name for name in arrays if name.startswith("resident")), key=lambda name: int(name[8:]))
-        num_devices = len(arrays["offsets"]) - 1
-        columns = (arrays[name] for name in ("stage", "sender", "receiver", "row_indptr", "rows"))
-        plan = cls(
-            planner=header["planner"],
-            topology=Topology.from_dict(header["topology"]),
-            offsets=arrays["offsets"],
-            transfers=Transfers(num_devices, *columns),
-            need_indptr=arrays["need_indptr"],
-            need_rows=arrays["need_rows"],
-            graph_fingerprint=header["graph_fingerprint"],
-            partition_fingerprint=header["partition_fingerprint"],
-            row_bytes=header["row_bytes"],
-            resident_rows=tuple(arrays[name] for name in residents),
-            num_layers=header["num_layers"],
-            considered=header["considered"],
-            planning_seconds=header["planning_seconds"],
-        )
-        if plan.fingerprint() != header["fingerprint"]:
+        if schema != SCHEMA or version != VERSION:
+            raise PlanMismatchError(
+                f"{path} is {schema!r} version {version!r}; expected {SCHEMA!r} version {VERSION}; plan again"
+            )
+        try:
+            plan = cls._from_parts(header, arrays)
+            faults = find_misshapen(plan)
+            is_unchanged = bool(faults) or plan.fingerprint() == header["fingerprint"]
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+            faults, is_unchanged = [f"a field is missing or of another kind: {error!r}"], True
+        if faults:
+            raise PlanMismatchError(f"{path} is damaged ({faults[0]}); expected what Plan.save wrote; plan again")
+        if not is_unchanged:
             raise PlanMismatchError(
                 f"{path} does not have the fingerprint it was saved with; expected an unchanged file; plan again"
             )
         return plan if partition is None else plan.attach(partition)
+
+    @classmethod
+    def _from_parts(cls, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Plan:
+        """Build a plan from the parts of its file; a missing field is a ``KeyError``, a wrong one a ``ValueError``."""
+        residents = sorted((name for name in arrays if name.startswith("resident")), key=lambda name: int(name[8:]))
+        columns = (arrays[name] for name in ("stage", "sender", "receiver", "row_indptr", "rows"))
+        plan = cls(
+            planner=str(header["planner"]),
+            topology=Topology.from_dict(header["topology"]),
+            offsets=arrays["offsets"],
+            transfers=Transfers(len(arrays["offsets"]) - 1, *columns),
+            need_indptr=arrays["need_indptr"],
+            need_rows=arrays["need_rows"],
+            graph_fingerprint=str(header["graph_fingerprint"]),
+            partition_fingerprint=str(header["partition_fingerprint"]),
+            row_bytes=int(header["row_bytes"]),
+            resident_rows=tuple(arrays[name] for name in residents),
+            num_layers=int(header["num_layers"]),
+            considered={name: float(seconds) for name, seconds in dict(header["considered"]).items()},
+            planning_seconds=float(header["planning_seconds"]),
+        )
+        if plan.row_bytes < 0 or plan.num_layers < 0:
+            raise ValueError(f"row_bytes={plan.row_bytes}, num_layers={plan.num_layers}: expected at least 0")
+        return plan
 
     def summary(self) -> dict[str, Any]:
         """Return the JSON-able facts shown by the command line."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from core_kernels.topology import Topology
-from gnn_comm.cost_model import estimate_transfers, row_bytes_of
+from gnn_comm.cost_model import estimate_transfers, latency_of_pairs, row_bytes_of
 from gnn_comm.errors import GnnCommArgumentError
 from gnn_comm.partitioning import Partition, _check_topology
 from gnn_comm.plan import Plan
@@ -61,7 +61,7 @@ def plan(
         The plan, with the partition attached.
 
     Raises:
-        GnnCommArgumentError: The planner is unknown.
+        GnnCommArgumentError: The planner is unknown, or a number is below 1.
         PlanMismatchError: Parts and devices differ in number.
         UnreachablePairError: A pair that must talk has no route.
 
@@ -74,6 +74,9 @@ def plan(
     """
     if planner not in PLANNERS:
         raise GnnCommArgumentError(f"planner={planner!r} is not known; expected one of {PLANNERS}; choose one")
+    for name, value in (("width", width), ("num_stages", num_stages)):
+        if value is not None and value < 1:
+            raise GnnCommArgumentError(f"{name}={value} is not valid; expected at least 1; raise it")
     _check_topology(partition, topology)
     start = time.perf_counter()
     row_bytes = row_bytes_of(width, dtype)
@@ -109,9 +112,7 @@ def plan(
 
 def stage_latency_seconds(topology: Topology) -> float:
     """Return the largest latency of any route: what one more stage may cost."""
-    devices = range(topology.num_devices)
-    pairs = [(i, j) for i in devices for j in devices if i != j and topology.is_reachable(i, j)]
-    return max((topology.latency_seconds(i, j) for i, j in pairs), default=0.0)
+    return float(latency_of_pairs(topology).max(initial=0.0))
 
 
 def _run(

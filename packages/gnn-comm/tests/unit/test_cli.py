@@ -68,6 +68,18 @@ def test_verify_fails_with_code_1_on_a_wrong_plan(capsys, tmp_path):
         (["topo", "import", "dgx1"], "--out"),
         (["train", "--ranks", "3", "--topology", "dgx1"], "--ranks 8"),
         (["bench", "--hosts", "ax2"], "2x4 or 2+4"),
+        (["bench", "--hosts", "2x0"], "at least 1 rank"),
+        (["bench", "--rates", "nan,1"], "2 positive numbers"),
+        (["bench", "--payloads", "inf"], "positive numbers"),
+        (["bench", "--repeats", "0"], "--repeats 0"),
+        (["bench", "--epoch", "gcn", "--hosts", "2x2,2x4"], "one machine"),
+        (["bench", "--json", "nowhere/b.json"], "make it first"),
+        (["train", "--epochs", "0"], "num_epochs=0"),
+        (["train", "--planner", "p2p,magic"], "magic"),
+        (["train", "--model", "gat", "--hidden", "10"], "pass 12"),
+        (["plan", "--graph", "rmat:4", "--topology", "dgx1", "--width", "0"], "width=0"),
+        (["plan", "--graph", "rmat:4", "--topology", "dgx1", "--out", "nowhere/p.npz"], "make it first"),
+        (["simulate", "nowhere.npz"], "plan again"),
     ],
 )
 def test_wrong_input_is_one_line_and_code_2(capsys, argv, message):

@@ -119,3 +119,14 @@ def test_tiny_graphs_partition(num_nodes, method):
     edges = torch.randint(0, max(num_nodes, 1), (2, 20 if num_nodes else 0))
     split = partition(Graph.from_edge_index(edges, num_nodes), Topology.preset("2xdgx1"), method)
     assert split.offsets[-1] == num_nodes
+
+
+def test_bound_looks_at_every_device_beyond_64():
+    topology = Topology.preset("hosts70")
+    # Device 66 sends five rows to 69 and two of them also to 3; all others are idle.
+    rows = torch.arange(5)
+    graph = Graph.from_edge_index(torch.cat([torch.stack([rows, rows + 5]), torch.tensor([[0, 1], [10, 11]])], 1), 12)
+    split = partition(graph, topology, "given", parts=[66] * 5 + [69] * 5 + [3] * 2)
+    bound = cut_lower_bound(split.requests, topology, 4)
+    assert bound.sources in {(66,), tuple(d for d in range(70) if d != 69)}
+    assert bound == pytest.approx(5 * 4 / topology.max_flow({66}, set(range(70)) - {66}), rel=1e-3)

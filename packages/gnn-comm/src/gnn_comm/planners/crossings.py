@@ -22,7 +22,7 @@ from gnn_comm.planners.chunks import Chunks, ragged_arange
 
 __all__ = ["Crossings", "UnitGroups", "cross_hosts", "group_units"]
 
-_NEVER = np.iinfo(np.int64).max
+_NEVER = np.iinfo(np.int16).max
 _SLACK = 1.02
 _MAX_DETOUR_DEVICES = 64
 """Beyond, rows leave from devices that have them and land on readers only: looking at all pairs takes too long."""
@@ -56,7 +56,7 @@ class Crossings:
         needs: bool ``[num_units, num_devices]``.
         holder: int64 ``[num_units, num_hosts]``; device from which the unit fans out in the host, or -1.
         ready: int64 ``[num_units, num_hosts]``; first stage in which the holder may send.
-        arrived: int64 ``[num_units, num_devices]``; first stage in which the device may send the unit.
+        arrived: int16 ``[num_units, num_devices]``; first stage in which the device may send the unit.
         loads: float64 ``[num_stages, num_resources]`` in seconds.
     """
 
@@ -117,7 +117,7 @@ def cross_hosts(
     holder = np.full((len(units), num_hosts), -1, np.int64)
     holder[np.arange(len(units)), topology.host_of_device[units.source]] = units.source
     ready = np.zeros(holder.shape, np.int64)
-    arrived = np.full((len(units), num_devices), _NEVER, np.int64)
+    arrived = np.full((len(units), num_devices), _NEVER, np.int16)
     arrived[np.arange(len(units)), units.source] = 0
     # Postponed rows that only pass a host need stages beyond the planned ones: one per host at most.
     most_stages = num_stages + num_hosts

@@ -11,7 +11,12 @@ gateways and fan-out.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import chain
+
 import numpy as np
+import torch
 
 from core_kernels.topology import Topology
 from gnn_comm.planners.chunks import Chunks, split_classes
@@ -48,8 +53,10 @@ def plan_by_hosts(
     num_stages = int(edges[1].max()) + 1 if len(edges[1]) else 0
     crossed = cross_hosts(units, topology, between, edges, num_stages, row_bytes)
     found = [crossed.edges]
-    for host in range(len(topology.hosts)):
-        found += _fan_out(units, topology, host, crossed, row_bytes, latency_seconds, seed)
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:  # the compiled part runs without the interpreter lock
+        hosts = range(len(topology.hosts))
+        fan_out = partial(_fan_out, units, topology, crossed, row_bytes, latency_seconds, seed)
+        found += chain.from_iterable(threads.map(fan_out, hosts))
     columns = [np.concatenate(column) for column in zip(*found, strict=True)]
     return transfers_of_chunks(units, *_without_repeats(columns, crossed.needs))
 
@@ -58,14 +65,15 @@ def _without_repeats(edges: list[np.ndarray], needs: np.ndarray) -> tuple[np.nda
     """Keep the first arrival of each unit at each device, and drop relays that then pass nothing on."""
     unit, stage, sender, receiver = edges
     num_devices = needs.shape[1]
-    order = np.lexsort((stage, receiver, unit))
-    arrival = (unit * num_devices + receiver)[order]
+    arrival = unit * num_devices + receiver
+    order = np.argsort(arrival * (stage.max(initial=0) + 1) + stage, kind="stable")
     first = np.ones(len(order), bool)
-    first[1:] = arrival[1:] != arrival[:-1]
+    first[1:] = arrival[order[1:]] != arrival[order[:-1]]
     kept = np.sort(order[first])
     while True:
-        passes_on = np.unique(unit[kept] * num_devices + sender[kept])
-        useful = needs[unit[kept], receiver[kept]] | np.isin(unit[kept] * num_devices + receiver[kept], passes_on)
+        wanted = needs.copy()
+        wanted[unit[kept], sender[kept]] = True
+        useful = wanted[unit[kept], receiver[kept]]
         if useful.all():
             return unit[kept], stage[kept], sender[kept], receiver[kept]
         kept = kept[useful]
@@ -92,7 +100,7 @@ def _between_hosts(units: Chunks, topology: Topology, row_bytes: int, latency_se
 
 
 def _fan_out(
-    units: Chunks, topology: Topology, host: int, crossed: Crossings, row_bytes: int, latency_seconds: float, seed: int
+    units: Chunks, topology: Topology, crossed: Crossings, row_bytes: int, latency_seconds: float, seed: int, host: int
 ) -> list[tuple[np.ndarray, ...]]:
     """Grow trees inside one host from the device where each row is; return their edges over units."""
     holder, ready = crossed.holder[:, host], crossed.ready[:, host]

@@ -26,10 +26,11 @@ __all__ = ["MAX_STAGES", "grow_forest", "spread_forest"]
 MAX_STAGES = 16
 _DEPTH = 3
 _CANDIDATES = (2, 3, 4, 6, 8, 12, MAX_STAGES)
-_MANY_CHUNKS = 6000
+_MANY_CHUNKS, _VERY_MANY_CHUNKS = 6000, 30000
 # Orders of the norm (as powers of two) for the passes of each step; many chunks already spread well with few passes.
 _FOLDED_PASSES, _STAGE_PASSES = (3, 4, 4, 5, 5, 6), (4, 5, 5, 6, 6)
 _FOLDED_PASSES_MANY, _STAGE_PASSES_MANY = (4, 5, 5, 6), (5, 6)
+_FOLDED_PASSES_VERY_MANY = (4, 6)
 
 
 def grow_forest(
@@ -88,8 +89,9 @@ def spread_forest(problem: TreeProblem, latency_seconds: float, seed: int = 0) -
     if problem.num_chunks == 0:
         return Forest(problem, 1, is_folded=False)
     generator = np.random.default_rng(seed)
-    many = problem.num_chunks > _MANY_CHUNKS
-    folded = _grow_folded(problem, generator, True, _FOLDED_PASSES_MANY if many else _FOLDED_PASSES)
+    many, very_many = (problem.num_chunks > limit for limit in (_MANY_CHUNKS, _VERY_MANY_CHUNKS))
+    passes = _FOLDED_PASSES_VERY_MANY if very_many else _FOLDED_PASSES_MANY if many else _FOLDED_PASSES
+    folded = _grow_folded(problem, generator, True, passes)
     stages = _choose_stages(folded.cost_seconds(), folded.num_stages + _DEPTH - 1, latency_seconds, 1)[0]
     return folded.spread(stages, generator)
 
