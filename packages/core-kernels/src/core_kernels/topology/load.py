@@ -40,7 +40,12 @@ def load_topology(path: str | Path = "auto") -> Topology:
     if str(path) == "auto":
         named = os.environ.get(ENVIRONMENT_VARIABLE)
         return load_topology(named) if named else _find()
-    text = Path(path).read_text()
+    try:
+        text = Path(path).read_text()
+    except UnicodeDecodeError as error:
+        raise TopologyError(
+            f"{path} is no text ({error}); expected JSON, YAML, XML or a table; check the path"
+        ) from error
     name = Path(path).stem
     if text.lstrip().startswith("<"):
         return from_nccl_xml(text, name)

@@ -324,6 +324,11 @@ def _check(topology: Topology) -> None:
     for node in topology.nodes:
         if node.kind not in NODE_KINDS:
             raise TopologyError(f"node {node.name} has kind {node.kind!r}; expected one of {NODE_KINDS}; correct it")
+        if not isinstance(node.host, int | None) or not isinstance(node.socket, int | None):
+            raise TopologyError(
+                f"node {node.name} is on host {node.host!r}, socket {node.socket!r}; expected whole numbers or none; "
+                "correct them"
+            )
     num_devices = kinds.count("device")
     if num_devices == 0:
         raise TopologyError("the topology holds no device; expected at least one node of kind 'device'; add one")
