@@ -6,7 +6,10 @@ Exit codes: 0 success, 1 a worker failed, 2 wrong input.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import secrets
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,12 +29,23 @@ _FORMATS = ("pollux", "philly", "tiresias", "alibaba")
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
     from elastic_train.launchers import LocalJob
+    from elastic_train.stores import StoreServer
 
     least, _, most = args.workers.partition(":")
     if not least.isdigit() or not (most.isdigit() or not most):
         raise input_error("workers", args.workers, "N or MIN:MAX", "write for example --workers 2:8")
-    command = [args.script, *args.arguments]
-    with LocalJob(command, args.folder, args.job, int(least), int(most or least)) as job:
+    command, store, token = [args.script, *args.arguments], args.store, None
+    with contextlib.ExitStack() as stack:
+        if args.serve:
+            token = os.environ.get("ELASTIC_TRAIN_TOKEN") or secrets.token_hex(16)
+            store = stack.enter_context(StoreServer(token, args.interface)).address
+            say(f"token of the job: {token}")
+        environment = {"ELASTIC_TRAIN_INTERFACE": args.interface}
+        job = stack.enter_context(
+            LocalJob(
+                command, args.folder, args.job, int(least), int(most or least), environment, store=store, token=token
+            )
+        )
         job.scale_out(int(least))
         say(f"job {args.job} runs {least} workers; its store is {job.store}")
         return _wait(job)
@@ -40,8 +54,11 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
 def _add(args: argparse.Namespace) -> dict[str, Any]:
     from elastic_train.launchers import LocalJob
 
-    command, prefix = [args.script, *args.arguments], f"add{os.getpid()}-"
-    with LocalJob(command, args.folder, args.job, niceness=args.nice, prefix=prefix) as job:
+    command, prefix = [args.script, *args.arguments], f"{socket.gethostname()}-{os.getpid()}-"
+    environment = {"ELASTIC_TRAIN_INTERFACE": args.interface}
+    with LocalJob(
+        command, args.folder, args.job, environment=environment, niceness=args.nice, prefix=prefix, store=args.store
+    ) as job:
         names = job.scale_out(args.count)
         say(f"started {', '.join(names)}")
         return _wait(job)
@@ -61,20 +78,47 @@ def _controlled(args: argparse.Namespace) -> Any:
 
 
 def _status(args: argparse.Namespace) -> dict[str, Any]:
-    controller = _controlled(args)
-    status = controller.status()
-    controller.close()
+    with contextlib.closing(_controlled(args)) as controller:
+        status = controller.status()
     title = f"job {status['job']}: generation {status['generation']} ({status['status']}), leader {status['leader']}"
     table(title, ["worker", "phase"], list(status["workers"].items()))
+    say(f"step {status['step']}, {status['samples_per_second']:.1f} samples per second")
     return status
 
 
 def _leave(args: argparse.Namespace) -> dict[str, Any]:
-    controller = _controlled(args)
-    controller.scale_in(args.workers)
-    controller.close()
+    with contextlib.closing(_controlled(args)) as controller:
+        controller.scale_in(args.workers)
     say(f"asked {', '.join(args.workers)} to leave")
     return {"asked": args.workers}
+
+
+def _scale(args: argparse.Namespace) -> dict[str, Any]:
+    if args.change == 0:
+        raise input_error("change", args.change, "another number than 0", "write for example +2 or -1")
+    with contextlib.closing(_controlled(args)) as controller:
+        if args.change > 0:
+            controller.scale_out(args.change)
+            say(f"ordered {args.change} workers")
+            return {"ordered": args.change}
+        asked = controller.scale_in(-args.change)
+    say(f"asked {', '.join(asked)} to leave")
+    return {"asked": asked}
+
+
+def _migrate(args: argparse.Namespace) -> dict[str, Any]:
+    with contextlib.closing(_controlled(args)) as controller:
+        controller.migrate(args.worker)
+    say(f"ordered a worker in the place of {args.worker}")
+    return {"replaces": args.worker}
+
+
+def _profile(args: argparse.Namespace) -> dict[str, Any]:
+    with contextlib.closing(_controlled(args)) as controller:
+        points = controller.profile(args.min, args.max, args.timeout_seconds)
+    rows = [(p.num_workers, f"{p.samples_per_second:.1f}", f"{p.efficiency:.2f}") for p in points]
+    table(f"job {args.job}", ["workers", "samples per second", "efficiency"], rows)
+    return {"points": [p._asdict() for p in points]}
 
 
 def _events(args: argparse.Namespace) -> dict[str, Any]:
@@ -152,19 +196,15 @@ def _command_line() -> CommandLine:
     )
     add.add_argument("--count", type=int, default=1, help="workers to start")
     add.add_argument("--nice", type=int, default=0, help="added to the scheduling priority of the new workers")
+    run.add_argument("--serve", action="store_true", help="serve the store over TCP, for workers of other hosts")
     for parser in (run, add):
         parser.add_argument("--folder", default=".elastic-train", help="where the store and the events are")
+        parser.add_argument("--store", help="address of the job's store, when it is not in the folder")
+        parser.add_argument("--interface", default="127.0.0.1", help="address of this host that sockets bind to")
         parser.add_argument("--job", default="job", help="job id")
         parser.add_argument("script")
         parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    status = cli.command("status", _status, "show a running job", "elastic-train status --store file:///tmp/j")
-    leave = cli.command(
-        "scale-in", _leave, "let workers leave at the end of a step", "elastic-train scale-in --store file:///tmp/j w1"
-    )
-    for parser in (status, leave):
-        parser.add_argument("--store", required=True, help="address of the job's store")
-        parser.add_argument("--job", default="job", help="job id")
-    leave.add_argument("workers", nargs="+", help="ids of workers")
+    _add_control(cli)
     events = cli.command("events", _events, "show a job's events", "elastic-train events /tmp/j/job-events.jsonl")
     events.add_argument("file", type=Path)
     _add_simulate(cli)
@@ -177,6 +217,27 @@ def _command_line() -> CommandLine:
     bench.add_argument("--step-seconds", type=float, default=0.05, help="what a step sleeps at the smallest size")
     bench.add_argument("--parts", nargs="+", default=list(_PARTS), choices=_PARTS, help="what to measure")
     return cli
+
+
+def _add_control(cli: CommandLine) -> None:
+    place = "--store file:///tmp/j"
+    status = cli.command("status", _status, "show a running job", f"elastic-train status {place}")
+    leave = cli.command(
+        "scale-in", _leave, "let workers leave at the end of a step", f"elastic-train scale-in {place} w1"
+    )
+    scale = cli.command("scale", _scale, "grow or shrink a running job", f"elastic-train scale {place} +2")
+    migrate = cli.command("migrate", _migrate, "replace a worker by a fresh one", f"elastic-train migrate {place} w1")
+    profile = cli.command("profile", _profile, "measure throughput at each number of workers",
+                          f"elastic-train profile {place} --min 1 --max 4")  # fmt: skip
+    for parser in (status, leave, scale, migrate, profile):
+        parser.add_argument("--store", required=True, help="address of the job's store")
+        parser.add_argument("--job", default="job", help="job id")
+    leave.add_argument("workers", nargs="+", help="ids of workers")
+    scale.add_argument("change", type=int, help="workers to add, +2, or to let go, -1")
+    migrate.add_argument("worker", help="id of the worker")
+    profile.add_argument("--min", type=int, default=1, help="fewest workers; the job stays there")
+    profile.add_argument("--max", type=int, required=True, help="most workers")
+    profile.add_argument("--timeout-seconds", type=float, default=120.0, help="longest wait for one size")
 
 
 def _add_simulate(cli: CommandLine) -> None:

@@ -1,19 +1,39 @@
-"""The outside view of a job: what it is doing, and wishes for more or fewer workers.
+"""The outside view of a job: what it is doing, and wishes for more, fewer or other workers.
 
-A controller needs the store only. It never changes membership itself: it leaves wishes that the job's leader follows.
-New workers are started by a launcher; ``scale_in`` names workers that should leave at the end of a step.
+A controller needs the store only. It never changes membership itself: ``scale_in`` leaves wishes that workers read;
+``scale_out`` and ``migrate`` leave orders for the job's launcher, which starts processes. The leader does the rest.
 """
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Sequence
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
+from elastic_train.coordinator import Member
 from elastic_train.errors import JobStateError, input_error
 from elastic_train.generation import GenerationLog
 from elastic_train.stores import Store, open_store
 
-__all__ = ["Controller"]
+__all__ = ["Controller", "ProfilePoint"]
+
+_TIMED_STEPS = 8
+
+
+class ProfilePoint(NamedTuple):
+    """Throughput of a job at one number of workers.
+
+    Attributes:
+        num_workers: Workers.
+        samples_per_second: Samples of all workers per second.
+        efficiency: Samples per second and worker, over that at the fewest workers measured.
+    """
+
+    num_workers: int
+    samples_per_second: float
+    efficiency: float
 
 
 class Controller:
@@ -22,34 +42,60 @@ class Controller:
     Args:
         store: Address of the job's store, or the store itself.
         job_id: Name of the job.
+        token: The job's token, see :func:`elastic_train.stores.find_token`.
     """
 
-    def __init__(self, store: str | Store, job_id: str):
-        self._store = open_store(store) if isinstance(store, str) else store
+    def __init__(self, store: str | Store, job_id: str, token: str | None = None):
+        self._store = open_store(store, token) if isinstance(store, str) else store
         self._job = job_id
-        self._log = GenerationLog(self._store, f"{job_id}/generation")
+        self._log = GenerationLog(self._store, f"{job_id}/generation", "controller")
 
     def status(self) -> dict[str, Any]:
-        """Return the newest generation, the leader, and every worker with its phase."""
+        """Return the newest generation, the leader, throughput, and every worker with its phase."""
         newest, leader = self._log.read(), self._store.get(f"{self._job}/leader")
-        members = self._store.scan(f"{self._job}/member/")
+        workers = self._workers()
+        running = [m for m in workers.values() if m.phase == "running" and m.num_timed]
         return {
             "job": self._job,
             "generation": newest.number if newest else 0,
             "status": newest.status if newest else "waiting",
             "members": list(newest.members) if newest else [],
             "leader": leader.value["worker"] if leader else None,
-            "workers": {entry.value["worker"]: entry.value["phase"] for entry in members.values()},
+            "step": max((m.step for m in running), default=0),
+            "samples_per_second": median(m.samples_per_second for m in running) if running else 0.0,
+            "workers": {worker: member.phase for worker, member in workers.items()},
         }
 
-    def scale_in(self, workers: Sequence[str]) -> None:
+    def scale_out(self, num_workers: int) -> None:
+        """Order more workers, which join in one switch.
+
+        Raises:
+            InputError: Fewer than one.
+            JobStateError: No launcher is there to start them.
+        """
+        if num_workers < 1:
+            raise input_error("num_workers", num_workers, "at least 1", "use scale_in to shrink")
+        self._order(num_workers, "")
+
+    def scale_in(self, workers: Sequence[str] | int) -> list[str]:
         """Ask workers to leave at the end of a step.
+
+        Args:
+            workers: Their ids, or how many of those that joined last.
+
+        Returns:
+            Their ids.
 
         Raises:
             JobStateError: The job has no such worker.
             InputError: Nobody would be left.
         """
         members = self.status()["members"]
+        if isinstance(workers, int):
+            if not 1 <= workers < len(members):
+                expected = f"between 1 and {len(members) - 1}, fewer than all {len(members)}"
+                raise input_error("workers", workers, expected, "leave one at work")
+            workers = members[-workers:]
         unknown = sorted(set(workers) - set(members))
         if unknown:
             raise JobStateError(f"job {self._job!r} has no workers {unknown}: expected among {members}; name others")
@@ -57,7 +103,77 @@ class Controller:
             raise input_error("workers", list(workers), f"fewer than all {len(members)}", "leave one at work")
         for worker in workers:
             self._store.put(f"{self._job}/leave/{worker}", {})
+        return list(workers)
+
+    def migrate(self, worker: str) -> None:
+        """Order a fresh worker in the place of another; both change in one switch.
+
+        Raises:
+            JobStateError: The job has no such worker, or no launcher.
+        """
+        members = self.status()["members"]
+        if worker not in members:
+            raise JobStateError(f"job {self._job!r} has no worker {worker!r}: expected one of {members}; name another")
+        self._order(1, worker)
+
+    def profile(self, min_workers: int, max_workers: int, timeout_seconds: float = 120.0) -> list[ProfilePoint]:
+        """Measure the throughput of the running job from ``max_workers`` down to ``min_workers``.
+
+        Shrinking is cheap, so the job grows once and then shrinks step by step; it stays at ``min_workers``.
+
+        Args:
+            min_workers: Fewest workers, at least 1.
+            max_workers: Most workers.
+            timeout_seconds: Longest wait for one size.
+
+        Returns:
+            One point per number of workers, ascending.
+
+        Raises:
+            JobStateError: A size was not reached in time.
+        """
+        if not 1 <= min_workers <= max_workers:
+            raise input_error("min_workers", min_workers, f"between 1 and max_workers={max_workers}", "correct them")
+        rates = {}
+        for size in range(max_workers, min_workers - 1, -1):
+            self._reach(size, timeout_seconds)
+            rates[size] = self.status()["samples_per_second"]
+        unit = rates[min_workers] / min_workers
+        return [ProfilePoint(size, rate, rate / size / unit) for size, rate in sorted(rates.items())]
 
     def close(self) -> None:
         """Close the store."""
         self._store.close()
+
+    def _workers(self) -> dict[str, Member]:
+        entries = self._store.scan(f"{self._job}/member/").values()
+        return {entry.value["worker"]: Member(**entry.value) for entry in entries}
+
+    def _order(self, count: int, replaces: str) -> None:
+        if not self._store.scan(f"{self._job}/launcher/"):
+            raise JobStateError(
+                f"job {self._job!r} has no launcher: expected elastic-train run or LocalJob.wait at work; start "
+                "workers with elastic-train add"
+            )
+        self._store.put(f"{self._job}/order/{secrets.token_hex(8)}", {"count": count, "replaces": replaces})
+
+    def _reach(self, size: int, timeout_seconds: float) -> None:
+        """Bring the job to a size and wait until every worker has timed some steps of it."""
+        members = self.status()["members"]
+        if len(members) > size:
+            self.scale_in(len(members) - size)
+        elif len(members) < size:
+            self.scale_out(size - len(members))
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            newest, workers = self._log.read(), self._workers()
+            if newest is not None and newest.status == "commit" and len(newest.members) == size:
+                timed = [workers[w].num_timed for w in newest.members if w in workers]
+                if len(timed) == size and min(timed) >= _TIMED_STEPS:
+                    return
+            if time.monotonic() > deadline:
+                raise JobStateError(
+                    f"job {self._job!r} has not run {_TIMED_STEPS} steps with {size} workers: expected within "
+                    f"{timeout_seconds:g} s; see its status, limits and launcher"
+                )
+            time.sleep(0.05)

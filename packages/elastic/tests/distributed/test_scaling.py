@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from elastic_train import Controller
 from elastic_train.events import read_events
 from elastic_train.launchers import LocalJob
 
@@ -49,19 +50,33 @@ def check(job, read_logs, reference, num_survivors, lost=()):
     assert generations == list(range(1, len(generations) + 1))
 
 
-def test_two_workers_take_a_third(start_job, wait_for_step, read_logs, reference):
-    job = start_job(2, "--step-seconds", "0.1")
-    wait_for_step(job, "w0", 1)
-    job.scale_out(1)
+def test_two_workers_take_a_third_and_one_moves(start_job, wait_for_step, wait_for_size, read_logs, reference):
+    job = start_job(2, "--step-seconds", "1")
+    wait_for_step(job, "w0", 0)
+    job.serve_orders()
+    controller = Controller(job.store, "job")
+    controller.scale_out(1)
+    assert job.serve_orders() == ["w2"]
+    wait_for_size(job, 3)
+    job.serve_orders()
+    controller.migrate("w1")
+    controller.close()
+    assert job.serve_orders() == ["w3"]
+    while not any(e["event"] == "commit" and "w3" in e["members"] for e in read_events(job.events)):
+        time.sleep(0.01)
+    (job.folder / "hurry").touch()
     assert set(job.wait(90).values()) == {0}
     check(job, read_logs, reference, 3)
-    resized = [line for line in read_logs(job).lines["w0"] if line.get("is_resized")]
-    assert [line["size"] for line in resized] == [3]
+    proposed = [(e["reason"], e["members"]) for e in read_events(job.events) if e["event"] == "propose"]
+    assert proposed == [
+        ("start", proposed[0][1]), ("scale-out", [*proposed[0][1], "w2"]),
+        ("replace", [*(w for w in proposed[0][1] if w != "w1"), "w2", "w3"]),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("leaver", ["leader", pytest.param("follower", marks=pytest.mark.slow)])
 def test_a_worker_leaves_in_good_order(start_job, wait_for_size, read_logs, reference, leaver):
-    job = start_job(3, "--step-seconds", "0.05", min_workers=2)
+    job = start_job(3, "--step-seconds", "1", min_workers=2)
     wait_for_size(job, 3)
     leader = next(e["worker"] for e in read_events(job.events) if e["event"] == "leader")
     name = leader if leaver == "leader" else next(w for w in job.processes if w != leader)
@@ -69,6 +84,9 @@ def test_a_worker_leaves_in_good_order(start_job, wait_for_size, read_logs, refe
         job.processes[name].send_signal(signal.SIGTERM)
     else:
         job.scale_in([name])
+    while job.processes[name].poll() is None:
+        time.sleep(0.01)
+    (job.folder / "hurry").touch()
     assert set(job.wait(90).values()) == {0}
     check(job, read_logs, reference, 2)
     assert not [e for e in read_events(job.events) if e["event"] in ("failed", "killed")]
@@ -101,12 +119,13 @@ def test_a_hung_worker_is_killed_when_its_lease_ends(start_job, wait_for_step, r
 
 
 def test_a_newcomer_that_dies_costs_nothing(start_job, wait_for_step, read_logs, reference):
-    job = start_job(2, "--step-seconds", "0.1")
-    wait_for_step(job, "w0", 1)
+    job = start_job(2, "--step-seconds", "1")
+    wait_for_step(job, "w0", 0)
     (name,) = job.scale_out(1)
     while not any(e["worker"] == name and e["event"] == "ready" for e in read_events(job.events)):
         time.sleep(0.002)
     job.processes[name].kill()
+    (job.folder / "hurry").touch()
     codes = job.wait(90)
     assert [codes[w] for w in ("w0", "w1")] == [0, 0]
     check(job, read_logs, reference, 2, lost=[name])
@@ -121,12 +140,13 @@ def test_a_script_without_notify_is_told_so(start_job, capfd):
 
 @pytest.mark.slow
 def test_a_newcomer_with_other_state_is_refused(start_job, wait_for_step, read_logs, reference, capfd):
-    job = start_job(2, "--step-seconds", "0.3")
-    wait_for_step(job, "w0", 1)
+    job = start_job(2, "--step-seconds", "1")
+    wait_for_step(job, "w0", 0)
     command = [SCRIPT, str(job.folder)]
     with LocalJob(command, job.folder, prefix="odd") as other:
         other.scale_out(1)
         assert other.wait(90) == {"odd0": 1}
+    (job.folder / "hurry").touch()
     assert set(job.wait(90).values()) == {0}
     check(job, read_logs, reference, 2)
     assert "worker 'odd0' cannot take the state of the job" in capfd.readouterr().err

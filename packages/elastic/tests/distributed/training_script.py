@@ -47,12 +47,13 @@ def write(**fields: object) -> None:
     log.flush()
 
 
-last = time.time()
+last, hurry = time.time(), Path(args.folder) / "hurry"
 for x, y in loader:
     optimizer.zero_grad()
     loss = ((model(x) - y) ** 2).mean()
     loss.backward()
-    time.sleep(args.step_seconds)
+    if not hurry.exists():  # steps are slow until the test has seen what it waits for
+        time.sleep(args.step_seconds)
     step, share, ids = job.step, job.gradients.share, loader.indices
     if optimizer.step():
         write(step=step, epoch=job.epoch, ids=ids, loss=loss.item() * share)

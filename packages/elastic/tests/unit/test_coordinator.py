@@ -12,6 +12,7 @@ from elastic_train.errors import InputError
 from elastic_train.generation import Generation
 from elastic_train.gradients import GradientSum
 from elastic_train.state import State
+from elastic_train.stragglers import find_straggler
 
 RUNS = Generation(3, 1, ("a", "b", "c"), status="commit")
 
@@ -37,6 +38,35 @@ def test_newcomers_come_last_and_leavers_go():
     assert decide(RUNS, alive, Limits()).members == ("a", "c")
     assert decide(RUNS, alive, Limits(min_workers=3)) is None
     assert decide(RUNS, running("abc"), Limits()) is None
+
+
+def test_a_replacement_takes_the_place_in_one_switch_and_its_death_changes_nothing():
+    alive = running("abc") | {"d": Member("d", replaces="b")}
+    change = decide(RUNS, alive, Limits(max_workers=3))
+    assert (change.members, change.reason) == (("a", "c", "d"), "replace")
+    prepared = Generation(4, 1, ("a", "c", "d"), reason="replace")
+    assert decide(prepared, running("abc"), Limits()).members == ("a", "c", "b")
+    # Once it trains, it replaces nobody.
+    assert decide(Generation(4, 1, ("a", "c", "d"), status="commit"), running("acd", 4), Limits()) is None
+
+
+def test_a_cohort_joins_in_one_switch_or_after_a_minute():
+    alive = running("abc") | {"d": Member("d", cohort="x", cohort_size=2, joined=5.0)}
+    assert decide(RUNS, alive, Limits(), now=6.0) is None
+    assert decide(RUNS, alive, Limits(), now=66.0).members == ("a", "b", "c", "d")
+    alive["e"] = Member("e", cohort="x", cohort_size=2, joined=6.0)
+    assert decide(RUNS, alive, Limits(), now=6.0).members == ("a", "b", "c", "d", "e")
+
+
+def test_a_straggler_is_the_one_that_computes_longer():
+    pace = {w: replace(m, compute_seconds=1.0, num_timed=20) for w, m in running("abc").items()}
+    assert find_straggler(pace) is None
+    pace["c"] = replace(pace["c"], compute_seconds=1.5)
+    assert find_straggler(pace) == "c"
+    assert find_straggler(pace, ratio=2.0) is None
+    pace["a"] = replace(pace["a"], num_timed=3)
+    assert find_straggler(pace) is None
+    assert find_straggler({"c": pace["c"]}) is None
 
 
 def test_a_failure_waits_until_all_survivors_know():

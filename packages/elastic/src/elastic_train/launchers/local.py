@@ -1,11 +1,13 @@
 """Start and stop the workers of a job on this host, one process each.
 
 The launcher starts processes and sends signals, nothing else: membership is the workers' own business, so a job goes on
-when its launcher is gone. Workers get their place through environment variables, see :func:`elastic_train.init`.
+when its launcher is gone. Workers get their place through environment variables, see :func:`elastic_train.init`. While
+it waits for them, it also starts those that a controller or a leader orders.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -15,8 +17,11 @@ from pathlib import Path
 
 from elastic_train.controller import Controller
 from elastic_train.errors import JobStateError, input_error
+from elastic_train.stores import open_store
 
 __all__ = ["LocalJob"]
+
+_logger = logging.getLogger(__name__)
 
 
 class LocalJob:
@@ -32,6 +37,8 @@ class LocalJob:
         niceness: Added to the scheduling priority of workers that do not start the job, so that their start takes
             less from those that train.
         prefix: Worker ids are this and a number; another one than ``"w"`` adds to a job that runs already.
+        store: Address of the job's store; ``None`` keeps it in the folder.
+        token: The job's token, for a store of another kind.
     """
 
     def __init__(
@@ -44,6 +51,8 @@ class LocalJob:
         environment: dict[str, str] | None = None,
         niceness: int = 0,
         prefix: str = "w",
+        store: str | None = None,
+        token: str | None = None,
     ):
         if not command:
             raise input_error("command", list(command), "a program", "name the training script")
@@ -52,7 +61,8 @@ class LocalJob:
         self._command = [sys.executable, *command] if command[0].endswith(".py") else list(command)
         self.folder, self.job_id = Path(folder), job_id
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.store = f"file://{self.folder.absolute()}"
+        self.store = store or f"file://{self.folder.absolute()}"
+        self._opened = open_store(self.store, token)
         self.events = self.folder / f"{job_id}-events.jsonl"
         self._max_workers, self._niceness, self._prefix, self._started = max_workers, niceness, prefix, 0
         self._environment = {
@@ -62,12 +72,17 @@ class LocalJob:
             "ELASTIC_TRAIN_MIN_WORKERS": str(min_workers),
             "ELASTIC_TRAIN_MAX_WORKERS": str(max_workers),
             "ELASTIC_TRAIN_EVENTS": str(self.events),
+            **({"ELASTIC_TRAIN_TOKEN": token} if token else {}),
             **(environment or {}),
         }
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def scale_out(self, num_workers: int = 1) -> list[str]:
+    def scale_out(self, num_workers: int = 1, replaces: str = "") -> list[str]:
         """Start workers, which join when they are ready; returns their ids.
+
+        Args:
+            num_workers: How many; those started together join in one switch.
+            replaces: Worker that leaves in the same switch, for one newcomer.
 
         Raises:
             JobStateError: The job would have more than its most workers.
@@ -86,6 +101,8 @@ class LocalJob:
                 ["nice", "-n", str(self._niceness), *self._command] if is_late and self._niceness else self._command
             )
             environment = {**self._environment, "ELASTIC_TRAIN_WORKER": name}
+            if replaces:
+                self._opened.put(f"{self.job_id}/replace/{name}", {"worker": replaces})
             if is_late and num_workers > 1:
                 environment["ELASTIC_TRAIN_COHORT"] = f"{self._prefix}{first}:{num_workers}"
             self.processes[name] = subprocess.Popen(command, env=environment)
@@ -98,32 +115,54 @@ class LocalJob:
         Raises:
             JobStateError: All workers ended, or the time is over.
         """
-        controller = Controller(self.store, self.job_id)
+        controller = Controller(self._opened, self.job_id)
         deadline = time.monotonic() + timeout_seconds
-        try:
-            while len(members := controller.status()["members"]) < num_workers:
-                ended = all(process.poll() is not None for process in self.processes.values())
-                if ended or time.monotonic() > deadline:
-                    why = "all workers ended" if ended else f"{timeout_seconds:g} s passed"
-                    raise JobStateError(
-                        f"job {self.job_id!r} has {len(members)} members: expected {num_workers}, but {why}; "
-                        "read what the workers printed"
-                    )
-                time.sleep(0.05)
-        finally:
-            controller.close()
+        while len(members := controller.status()["members"]) < num_workers:
+            ended = all(process.poll() is not None for process in self.processes.values())
+            if ended or time.monotonic() > deadline:
+                why = "all workers ended" if ended else f"{timeout_seconds:g} s passed"
+                raise JobStateError(
+                    f"job {self.job_id!r} has {len(members)} members: expected {num_workers}, but {why}; "
+                    "read what the workers printed"
+                )
+            time.sleep(0.05)
 
     def scale_in(self, workers: Sequence[str]) -> None:
         """Ask workers to leave at the end of a step."""
-        controller = Controller(self.store, self.job_id)
-        try:
-            controller.scale_in(workers)
-        finally:
-            controller.close()
+        Controller(self._opened, self.job_id).scale_in(workers)
+
+    def migrate(self, worker: str) -> str:
+        """Start a worker that takes the place of another, in one switch; returns its id."""
+        return self.scale_out(1, replaces=worker)[0]
 
     def wait(self, timeout_seconds: float | None = None) -> dict[str, int]:
-        """Wait until all workers have ended; returns their exit codes."""
-        return {name: process.wait(timeout_seconds) for name, process in self.processes.items()}
+        """Wait until all workers have ended, and start those that are ordered meanwhile; returns their exit codes.
+
+        Raises:
+            TimeoutError: Some still run.
+        """
+        deadline = float("inf") if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while any(process.poll() is None for process in self.processes.values()):
+            if time.monotonic() > deadline:
+                running = sorted(name for name, process in self.processes.items() if process.poll() is None)
+                raise TimeoutError(f"workers {running} still run after {timeout_seconds} s")
+            self.serve_orders()
+            time.sleep(0.05)
+        self._opened.delete(f"{self.job_id}/launcher/{self._prefix}")
+        return {name: process.wait() for name, process in self.processes.items()}
+
+    def serve_orders(self) -> list[str]:
+        """Start the workers that a controller or a leader has ordered since; returns their ids."""
+        self._opened.put(f"{self.job_id}/launcher/{self._prefix}", {}, None, 30.0)
+        started = []
+        for key, entry in self._opened.scan(f"{self.job_id}/order/").items():
+            if not self._opened.delete(key, entry.version):
+                continue  # another launcher took it
+            try:
+                started += self.scale_out(entry.value["count"], entry.value["replaces"])
+            except JobStateError as error:
+                _logger.warning("an order is refused: %s", error)
+        return started
 
     def close(self) -> None:
         """Kill the workers that still run."""
@@ -131,6 +170,7 @@ class LocalJob:
             if process.poll() is None:
                 process.kill()
             process.wait()
+        self._opened.close()
 
     def __enter__(self) -> LocalJob:
         return self
