@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from autopar.capture import fake_tensors, trace
     from autopar.cluster import Cluster
     from autopar.execution import ParallelModule, apply
+    from autopar.export import Export, export_calls
     from autopar.frontier import Frontier
     from autopar.operator_profile import measure_operators
     from autopar.plan import Plan
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cluster",
+    "Export",
     "Frontier",
     "ParallelModule",
     "Plan",
     "Problem",
     "__version__",
     "apply",
+    "export_calls",
     "fake_tensors",
     "measure_operators",
     "mini_parallelism",
@@ -40,11 +43,13 @@ __all__ = [
 
 _HOME_OF_NAME = {
     "Cluster": "cluster",
+    "Export": "export",
     "Frontier": "frontier",
     "ParallelModule": "execution",
     "Plan": "plan",
     "Problem": "problem",
     "apply": "execution",
+    "export_calls": "export",
     "fake_tensors": "capture",
     "measure_operators": "operator_profile",
     "mini_parallelism": "planner",

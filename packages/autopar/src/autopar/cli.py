@@ -1,4 +1,4 @@
-"""The command line ``autopar``: calibrate, search, frontier, explain, verify, bench.
+"""The command line ``autopar``: calibrate, search, frontier, explain, export, verify, bench.
 
 A model is named ``package.module:factory``, a function that returns ``(module, inputs)``. A cluster is a preset of the
 interconnect, such as ``a100-8x8-ib``, or a file that ``calibrate`` wrote.
@@ -16,6 +16,7 @@ from autopar._version import __version__
 from autopar.capture import fake_tensors, trace
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError, ProblemError, VerificationError
+from autopar.export import export_calls
 from autopar.graph import Graph
 from autopar.plan import Plan
 from autopar.planner import PlanFrontier, search, search_presets
@@ -51,6 +52,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("plan", help="plan file")
     parser.add_argument("--module", default="", help="only modules whose path begins so")
     parser.add_argument("--diff", help="another plan file to compare with")
+    parser = cli.command(
+        "export", _export, "write a plan as calls of torch", "autopar export p.json --model autopar.models:mlp"
+    )
+    parser.add_argument("plan", help="plan file")
+    parser.add_argument("--model", required=True, help="package.module:factory")
     parser = cli.command(
         "verify", _verify, "prove a plan exact on local ranks", "autopar verify p.json --model autopar.models:mlp"
     )
@@ -142,6 +148,18 @@ def _explain(args: argparse.Namespace) -> dict[str, Any]:
     text = plan.diff(Plan.load(args.diff)) if args.diff else plan.explain(args.module)
     say(text)
     return {"text": text}
+
+
+def _export(args: argparse.Namespace) -> dict[str, Any]:
+    plan = Plan.load(args.plan)
+    factory = load_factory(args.model)
+    with fake_tensors():
+        module, inputs = factory()
+    found = export_calls(plan, trace(module, inputs))
+    say(found.text)
+    for line in found.left_out:
+        say(f"# {line}")
+    return {"text": found.text, "left_out": list(found.left_out)}
 
 
 def _verify(args: argparse.Namespace) -> dict[str, Any]:

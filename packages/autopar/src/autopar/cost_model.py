@@ -107,7 +107,11 @@ def saved_bytes(operator: Operator, config: Configuration, mesh: Sequence[int]) 
         rows = elements // math.prod(operator.node.args[1])
         kept += 2 * rows * operator.output.dtype.itemsize
     if operator.kind == "scaled_dot_product_attention":
-        kept += elements // operator.output.shape[-1] * 4
+        rows = elements // operator.output.shape[-1]
+        kept += rows * 4
+        if operator.argument(4, "dropout_p", 0.0):
+            # Computed in the open: probabilities before and after dropout, and the mask.
+            kept += rows * operator.input_info[1].shape[-2] * (2 * operator.output.dtype.itemsize + 1)
     return kept
 
 

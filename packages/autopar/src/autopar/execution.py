@@ -211,7 +211,8 @@ class ParallelModule(nn.Module):
 
         layout = self._layouts[name]
         steps = plan_steps(layout, (R,) * len(layout))
-        return convert(local.detach(), steps or (), self.groups)
+        # A copy even where nothing moves, so that the next step of the optimiser does not change it.
+        return convert(local.detach().clone(), steps or (), self.groups)
 
     def _own_tensors(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = dict(self.named_parameters(remove_duplicate=False))

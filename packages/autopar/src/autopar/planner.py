@@ -32,7 +32,7 @@ from core_kernels.console import format_bytes
 __all__ = ["PlanFrontier", "mini_parallelism", "profile", "search", "search_presets"]
 
 # Combinations of choices that one elimination may hold; beyond, a mesh would take minutes and is left out.
-_MAX_CELLS = 1 << 20
+_MAX_CELLS = 1 << 21
 
 
 class PlanFrontier(Frontier):
@@ -191,24 +191,25 @@ def plan_of(space: SearchSpace, choices: Sequence[int], memory: float | None = N
     """Return the plan that an assignment of choices stands for."""
     graph, mesh = space.graph, space.mesh
     picked = [variable.choices[choice] for variable, choice in zip(space.variables, choices, strict=True)]
-    delivered = {
-        variable.operator: format_layout(choice)  # type: ignore[arg-type]
-        for variable, choice in zip(space.variables, picked, strict=True)
-        if variable.kind == "delivery"
-    }
+    delivered: dict[int, str] = {}
+    for variable, choice in zip(space.variables, picked, strict=True):
+        if variable.kind == "delivery":
+            delivered |= dict.fromkeys(variable.members, format_layout(choice))  # type: ignore[arg-type]
     operators: dict[str, OperatorPlan] = {}
     storages: dict[int, Storage] = {}
     for variable, choice in zip(space.variables, picked, strict=True):
-        operator, shared = graph.operators[variable.operator], delivered.get(variable.operator, "")
-        if variable.kind == "operator":
-            inputs = tuple(format_layout(layout) for layout in choice.inputs)  # type: ignore[union-attr]
-            output = format_layout(choice.output)  # type: ignore[union-attr]
-            operators[operator.name] = OperatorPlan(operator.kind, operator.module, inputs, output, shared)
-        elif variable.kind == "storage":
-            storages[variable.operator] = choice  # type: ignore[assignment]
-            if shared:
-                stored = format_layout(choice.layout)  # type: ignore[union-attr]
-                operators[operator.name] = OperatorPlan(operator.kind, operator.module, (), stored, shared)
+        for position in variable.members:
+            operator, shared = graph.operators[position], delivered.get(position, "")
+            if variable.kind == "operator":
+                inputs = tuple(format_layout(layout) for layout in choice.inputs)  # type: ignore[union-attr]
+                output = format_layout(choice.output)  # type: ignore[union-attr]
+                operators[operator.name] = OperatorPlan(operator.kind, operator.module, inputs, output, shared)
+            elif variable.kind == "storage":
+                storages[position] = choice  # type: ignore[assignment]
+                if shared:
+                    stored = format_layout(choice.layout)  # type: ignore[union-attr]
+                    operators[operator.name] = OperatorPlan(operator.kind, operator.module, (), stored, shared)
+    operators = {part.name: operators[part.name] for part in graph.operators if part.name in operators}
     parameters = _parameter_plans(space, storages, operators)
     schedule = Schedule.of(graph, mesh, operators, parameters)
     predicted = _predict(space, choices, storages, schedule)

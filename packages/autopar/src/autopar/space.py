@@ -9,12 +9,14 @@ Four kinds of variables:
   share is thus paid once, forward and backward;
 - *result*: the loss, wanted whole on every rank.
 
-Edges price re-scheduling. Gradient synchronisation needs no term of its own: it is the backward part of re-scheduling
-a parameter from ``R`` to ``Q``. Tables of equal operators are shared by identity, which the search recognises.
+Operators that repeat in time share one variable (:mod:`autopar.ties`). Edges price re-scheduling. Gradient
+synchronisation needs no term of its own: it is the backward part of re-scheduling a parameter from ``R`` to ``Q``.
+Tables of equal operators are shared by identity, which the search recognises.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +36,7 @@ from autopar.placement import Layout, R, divides, value_layout
 from autopar.problem import Problem
 from autopar.resharding import steps_between
 from autopar.rules import Configuration, configurations, rule_of
+from autopar.ties import operator_signature, tied_operators
 from autopar.tracking.order import balanced_order, elimination_order, largest_scope
 
 __all__ = ["SearchSpace", "Storage", "Variable"]
@@ -56,11 +59,12 @@ class Variable:
 
     Attributes:
         kind: ``"operator"``, ``"storage"``, ``"delivery"`` or ``"result"``.
-        operator: Position in the graph.
+        operator: Position in the graph, of the first where several are planned alike.
         choices: A :class:`Configuration`, :class:`Storage` or layout each.
         layouts: Layout of the tensor it hands on, per choice.
         costs: float64 [choices, 2] memory and seconds.
         working: float64 [choices] bytes needed only while it runs.
+        members: Positions of all that share the choice.
     """
 
     kind: str
@@ -69,6 +73,7 @@ class Variable:
     layouts: Sequence[Layout]
     costs: np.ndarray
     working: np.ndarray
+    members: list[int] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -105,8 +110,13 @@ class SearchSpace:
         self._memo: dict[tuple, Any] = {}
         self._readers = self.graph.consumers()
         self._needs = self.storage_needs(self.graph)
+        self._first = tied_operators(self.graph)
+        self._edge_between: dict[tuple[int, int], Edge] = {}
         self._variable_of: dict[int, int] = {}
-        self.delivery_of: dict[int, int] = {}
+        self._delivery_of: dict[int, int] = {}
+        self._classes: dict[int, list[int]] = {}
+        for position, first in enumerate(self._first):
+            self._classes.setdefault(first, []).append(position)
         for position, operator in enumerate(self.graph.operators):
             self._add_operator(position, operator)
         self._add_result()
@@ -147,7 +157,7 @@ class SearchSpace:
         edges = [(edge.source, edge.target) for edge in self.edges]
         sizes = [len(variable.choices) for variable in self.variables]
         orders = (balanced_order(len(sizes), edges), elimination_order(len(sizes), edges))
-        return max(largest_scope(order, edges, sizes)[0] for order in orders)
+        return min(largest_scope(order, edges, sizes)[0] for order in orders)
 
     # -- building ----------------------------------------------------------------------------------------------------
 
@@ -174,17 +184,27 @@ class SearchSpace:
             variable = self._storage_variable(position, operator)
         else:
             variable = self._operator_variable(position, operator)
-        index = self._add(variable)
+        index = self._add(variable, self._variable_of)
         for slot, source in enumerate(operator.inputs):
             self._connect(source, index, position, slot)
-        self._variable_of[position] = index
         readers = self._readers[position]
         if len(readers) > 1 and operator.output.has_gradient and operator.kind not in _MULTIPLE:
             self._add_delivery(position, operator, index)
 
-    def _add(self, variable: Variable) -> int:
-        self.variables.append(variable)
-        return len(self.variables) - 1
+    def _add(self, variable: Variable, index_of: dict[int, int]) -> int:
+        """Add a variable, or put it on the one of its class; ``index_of`` is filled in."""
+        position = variable.operator
+        index = next((index_of[m] for m in self._classes[self._first[position]] if m in index_of), None)
+        if index is None:
+            index = len(self.variables)
+            self.variables.append(variable)
+        else:
+            shared = self.variables[index]
+            shared.costs = shared.costs + variable.costs
+            shared.working = np.maximum(shared.working, variable.working)
+        index_of[position] = index
+        self.variables[index].members.append(position)
+        return index
 
     def _masked(self, kind: str, operator: Operator, choices: Sequence, costs: np.ndarray) -> np.ndarray:
         if self.keep is None:
@@ -193,7 +213,7 @@ class SearchSpace:
         return np.where(kept[:, None], costs, np.inf) if kept.any() else costs
 
     def _operator_variable(self, position: int, operator: Operator) -> Variable:
-        key = ("operator", *_signature(operator))
+        key = ("operator", *operator_signature(operator))
         if key not in self._memo:
             choices = configurations(operator, self.mesh)
             costs = np.array([
@@ -244,29 +264,35 @@ class SearchSpace:
         return stored * (2 + factor), seconds
 
     def _add_delivery(self, position: int, operator: Operator, source: int) -> None:
+        layouts = self._delivery_layouts(operator, source)
         readers = self._readers[position]
-        per_axis = []
-        for axis in range(len(self.mesh)):
-            wanted = {layout[axis] for layout in self.variables[source].layouts}
-            for reader, slot in readers:
-                wanted |= {c.inputs[slot][axis] for c in self._configurations(self.graph.operators[reader])}
-            per_axis.append(sorted(wanted))
-        layouts: list[Layout] = [()]
-        for forms in per_axis:
-            layouts = [(*layout, form) for layout in layouts for form in forms]
-        key = ("layouts", operator.output.shape, tuple(map(tuple, per_axis)))
-        if key not in self._memo:
-            kept = [layout for layout in layouts if divides(operator.output.shape, layout, self.mesh)]
-            self._memo[key] = (kept, np.zeros((len(kept), 2)), np.zeros(len(kept)))
-        layouts, costs, working = self._memo[key]
-        costs = self._masked("delivery", operator, layouts, costs)
-        index = self._add(Variable("delivery", position, layouts, layouts, costs, working))
+        costs = self._masked("delivery", operator, layouts, self._zeros(len(layouts), 2))
+        variable = Variable("delivery", position, layouts, layouts, costs, self._zeros(len(layouts)))
+        index = self._add(variable, self._delivery_of)
         needed = any(self._needs[reader][slot] for reader, slot in readers)
         self._add_edge(source, index, position, layouts, needed, same=False)
-        self.delivery_of[position] = index
+
+    def _delivery_layouts(self, operator: Operator, source: int) -> list[Layout]:
+        """Return the layouts that some reader of the tensor, or of one tied to it, wants on each axis."""
+        variable = self.variables[source]
+        per_axis = []
+        for axis in range(len(self.mesh)):
+            wanted = {layout[axis] for layout in variable.layouts}
+            for member in self._classes[self._first[variable.operator]]:
+                for reader, slot in self._readers[member]:
+                    wanted |= {c.inputs[slot][axis] for c in self._configurations(self.graph.operators[reader])}
+            per_axis.append(tuple(sorted(wanted)))
+        key = ("layouts", operator.output.shape, *per_axis)
+        if key not in self._memo:
+            layouts = itertools.product(*per_axis)
+            self._memo[key] = [layout for layout in layouts if divides(operator.output.shape, layout, self.mesh)]
+        return self._memo[key]
+
+    def _zeros(self, *shape: int) -> np.ndarray:
+        return self._memo.setdefault(("zeros", *shape), np.zeros(shape))
 
     def _configurations(self, operator: Operator) -> list[Configuration]:
-        key = ("operator", *_signature(operator))
+        key = ("operator", *operator_signature(operator))
         if key not in self._memo:
             self._operator_variable(0, operator)
         return self._memo[key][0]
@@ -274,7 +300,8 @@ class SearchSpace:
     def _add_result(self) -> None:
         whole: list[Layout] = [(R,) * len(self.mesh)]
         result = self.graph.result
-        index = self._add(Variable("result", result, whole, whole, np.zeros((1, 2)), np.zeros(1)))
+        index = len(self.variables)
+        self.variables.append(Variable("result", result, whole, whole, np.zeros((1, 2)), np.zeros(1), [result]))
         self._add_edge(self._variable_of[result], index, result, whole, False, same=False)
 
     def _connect(self, source: int, index: int, position: int, slot: int) -> None:
@@ -284,7 +311,7 @@ class SearchSpace:
             ("targets", id(variable.choices), slot), [choice.inputs[slot] for choice in variable.choices]
         )
         same = producer.kind in _MULTIPLE or (producer.kind == "buffer" and reader.kind in ("add_", "batch_norm"))
-        origin = self.delivery_of.get(source, self._variable_of[source])
+        origin = self._delivery_of.get(source, self._variable_of[source])
         self._add_edge(origin, index, source, targets, self._needs[position][slot], same)
 
     def _add_edge(
@@ -298,8 +325,24 @@ class SearchSpace:
         key = ("edge", id(origin.choices), id(targets), producer.output, needed, same, free, producer.kind == "buffer")
         if key not in self._memo:
             self._memo[key] = self._edge_tables(origin, targets, producer, needed, same, free)
-        costs, working = self._memo[key]
-        self.edges.append(Edge(source, target, costs, working))
+        self._join(source, target, *self._memo[key])
+
+    def _join(self, source: int, target: int, costs: np.ndarray, working: np.ndarray) -> None:
+        """Add an edge; between tied operators, add to the edge there is, or to the variable when both are one."""
+        if source == target:
+            variable = self.variables[source]
+            variable.costs = variable.costs + np.einsum("iic->ic", costs)
+            variable.working = np.maximum(variable.working, working.diagonal())
+            return
+        edge = self._edge_between.get((source, target))
+        if edge is None:
+            edge = self._edge_between[source, target] = Edge(source, target, costs, working)
+            self.edges.append(edge)
+            return
+        key = ("sum", id(edge.costs), id(costs))
+        if key not in self._memo:  # the operands stay alive beside the sum, so that their ids stay theirs
+            self._memo[key] = edge.costs + costs, np.maximum(edge.working, working), edge.costs, costs
+        edge.costs, edge.working = self._memo[key][:2]
 
     def _edge_tables(
         self, origin: Variable, targets: list[Layout], producer: Operator, needed: bool, same: bool, free: bool
@@ -355,14 +398,3 @@ def _shares_memory(operator: Operator) -> bool:
         return False
     copies_if_strided = operator.kind in ("reshape", "flatten", "contiguous")
     return not copies_if_strided or operator.input_info[0].is_contiguous
-
-
-def _signature(operator: Operator) -> tuple:
-    """Return what decides an operator's rule and costs; equal for operators of repeated layers."""
-    plain = tuple(
-        "tensor" if hasattr(argument, "op") else str(argument)
-        for argument in (*operator.node.args, *operator.node.kwargs.items())
-    )
-    if operator.kind in ("cat", "stack"):
-        plain = (str(operator.argument(1, "dim", 0)), str(len(operator.inputs)))
-    return operator.kind, operator.input_info, operator.output, plain

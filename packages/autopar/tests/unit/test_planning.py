@@ -10,7 +10,19 @@ import pytest
 import torch
 from torch import nn
 
-from autopar import Cluster, Plan, apply, measure_operators, models, profile, search, search_presets, trace, track
+from autopar import (
+    Cluster,
+    Plan,
+    apply,
+    measure_operators,
+    models,
+    planner,
+    profile,
+    search,
+    search_presets,
+    trace,
+    track,
+)
 from autopar.capture import fake_tensors
 from autopar.errors import CaptureError, InfeasibleError, PlanMismatchError, ProblemError
 from autopar.placement import P, Q, R, divides, format_layout, local_shape, parse_layout
@@ -183,13 +195,24 @@ def test_bad_arguments_are_refused(mlp_graph, call, message):
         call(mlp_graph)
 
 
-def test_a_graph_too_entangled_for_a_mesh_is_left_out_or_refused():
+def test_a_graph_too_entangled_for_a_mesh_is_left_out_or_refused(monkeypatch):
     graph = trace(*models.lstm())
+    monkeypatch.setattr(planner, "_MAX_CELLS", 2000)
     with pytest.raises(ProblemError, match=r"on mesh \(2, 2\) one elimination would hold"):
         search(graph, Cluster.preset("loopback-cpu", 4), [(2, 2)])
     frontier = search(graph, Cluster.preset("loopback-cpu", 4), eps=0.05, max_levels=1)
     assert not frontier.exact
     assert {plan.mesh for plan in (frontier[0], frontier[-1])} == {(4,)}
+
+
+def test_steps_of_a_recurrence_are_planned_alike():
+    graph = trace(*models.lstm(length=4))
+    frontier = search(graph, Cluster.preset("loopback-cpu", 2), eps=0.05, max_levels=1)
+    assert frontier.exact
+    for plan in (frontier[0], frontier[-1]):
+        steps = [plan.operators[o.name] for o in graph.operators if o.kind == "linear" and len(o.inputs) == 2]
+        assert len(steps) == 3
+        assert len({(step.inputs, step.output) for step in steps}) == 1
 
 
 def test_constraints_fix_storage(mlp_graph):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 
-__all__ = ["balanced_order", "elimination_depth", "elimination_order", "largest_scope", "widest_node"]
+__all__ = ["balanced_order", "elimination_depths", "elimination_order", "largest_scope", "widest_node"]
 
 Adjacency = list[set[int]]
 
@@ -139,21 +139,25 @@ def balanced_order(num_nodes: int, edges: list[tuple[int, int]]) -> list[int]:
     return order
 
 
-def elimination_depth(order: list[int], edges: list[tuple[int, int]], num_nodes: int) -> int:
-    """Return how many eliminations the last table stems from, along its longest line of descent."""
+def elimination_depths(order: list[int], edges: list[tuple[int, int]], num_nodes: int) -> list[int]:
+    """Return per node how many eliminations its table stems from, along the longest line of descent, its own included.
+
+    >>> elimination_depths([0, 2, 1], [(0, 1), (1, 2)], 3)
+    [1, 2, 1]
+    """
     place = {node: position for position, node in enumerate(order)}
     around: Adjacency = [set() for _ in range(num_nodes)]
     for u, v in edges:
         first, second = sorted((u, v), key=place.__getitem__)
         around[first].add(second)
-    depth = [0] * num_nodes
+    depths = [0] * num_nodes
     for node in order:
-        depth[node] += 1
+        depths[node] += 1
         if around[node]:
             heir = min(around[node], key=place.__getitem__)
             around[heir] |= around[node] - {heir}
-            depth[heir] = max(depth[heir], depth[node])
-    return max(depth, default=1)
+            depths[heir] = max(depths[heir], depths[node])
+    return depths
 
 
 def largest_scope(order: list[int], edges: list[tuple[int, int]], sizes: list[int]) -> tuple[int, int]:

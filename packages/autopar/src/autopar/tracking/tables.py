@@ -31,6 +31,7 @@ class Table:
         eliminated: Node whose choice was united away, -1 for none.
         origin: int64 [points, 3]: the choice of ``eliminated`` that made the point, and the points of ``parents``.
         content: Number that equal tables share whatever their nodes, given by :class:`Products`.
+        error: Factor by which thinning may have raised the memory of a point.
     """
 
     scope: tuple[int, ...]
@@ -41,6 +42,12 @@ class Table:
     eliminated: int = -1
     origin: np.ndarray | None = None
     content: int = -1
+    error: float = 1.0
+
+    @property
+    def num_cells(self) -> int:
+        """Number of combinations of choices."""
+        return self.offsets.shape[0] - 1
 
     @property
     def num_points(self) -> int:
@@ -88,14 +95,17 @@ def combine(a: Table, b: Table, eliminated: int = -1) -> Table:
     merge: Any = combine_cells
     offsets, points = merge(*cells, *steps, num_choices, a.offsets, b.offsets, a.costs, b.costs)
     costs, origin = points[:, :2].copy(), points[:, 2:].copy()
-    return Table(scope, shape, offsets, costs, (a, b), eliminated, origin)
+    return Table(scope, shape, offsets, costs, (a, b), eliminated, origin, error=max(a.error, b.error))
 
 
-def thin(table: Table, ratio: float) -> Table:
-    """Drop points so that each has one left that is as fast and needs at most ``ratio`` times its memory."""
-    offsets, kept = thin_run(table.costs, table.offsets, ratio)
+def thin(table: Table, limit: float) -> Table:
+    """Drop points as long as the error of the whole line of descent stays below ``limit``.
+
+    Every point has one left that is as fast and needs at most ``limit / table.error`` times its memory.
+    """
+    offsets, kept = thin_run(table.costs, table.offsets, limit / table.error)
     origin = None if table.origin is None else table.origin[kept]
-    return replace(table, offsets=offsets, costs=table.costs[kept], origin=origin)
+    return replace(table, offsets=offsets, costs=table.costs[kept], origin=origin, error=limit)
 
 
 def recover_choices(table: Table, point: int, num_nodes: int) -> np.ndarray:
@@ -138,11 +148,11 @@ class Products:
         key = (a.content, b.content, *patterns, places.get(eliminated, -1))
         return self._once(key, lambda: combine(a, b, eliminated), a, b, eliminated)
 
-    def thin(self, table: Table, ratio: float) -> Table:
+    def thin(self, table: Table, limit: float) -> Table:
         """Return :func:`thin` of a table, computed once for equal ones."""
-        key = (table.content, "thin", ratio)
+        key = (table.content, "thin", limit)
         a, b = table.parents
-        return self._once(key, lambda: thin(table, ratio), a, b, table.eliminated)
+        return self._once(key, lambda: thin(table, limit), a, b, table.eliminated)
 
     def _once(self, key: tuple, compute: Callable[[], Table], a: Table, b: Table, eliminated: int) -> Table:
         if key not in self._results:

@@ -25,7 +25,7 @@ import numpy as np
 from autopar.errors import ProblemError
 from autopar.frontier import Frontier
 from autopar.problem import Problem
-from autopar.tracking.order import balanced_order, elimination_depth, elimination_order, largest_scope, widest_node
+from autopar.tracking.order import balanced_order, elimination_depths, elimination_order, largest_scope, widest_node
 from autopar.tracking.tables import Products, Table, leaf_table, recover_choices
 
 __all__ = ["track"]
@@ -63,14 +63,24 @@ def track(problem: Problem, eps: float = 0.0, max_cells: int = 1 << 22, max_cond
     order, conditioned = _plan_elimination(edges, sizes, max_cells, balanced=eps > 0)
     enumerated, settled = _split_conditions(problem, conditioned, sizes, max_conditions)
     left = [(u, v) for u, v in edges if u not in conditioned and v not in conditioned]
-    # A sum is off by no more than its worst part, so thinning errors grow along a line of descent, not with the nodes.
-    ratio = (1 + eps) ** (1 / elimination_depth(order, left, problem.num_nodes))
+    limits = _error_limits(eps, order, left, problem.num_nodes)
     results = []
     products = Products()
     for combination in itertools.product(*(range(sizes[node]) for node in enumerated)):
         fixed = settled | dict(zip(enumerated, combination, strict=True))
-        results.append((fixed, _eliminate(_tables(problem, fixed, products), order, ratio, products)))
+        results.append((fixed, _eliminate(_tables(problem, fixed, products), order, limits, products)))
     return _unite(problem, results, exact=not settled)
+
+
+def _error_limits(eps: float, order: list[int], edges: list, num_nodes: int) -> list[float]:
+    """Return per node by which factor memory may be off once it is eliminated, growing along every line of descent.
+
+    A sum is off by no more than its worst part, so errors grow along a line of descent, not with the nodes. What small
+    tables leave unused goes to the large ones that stem from them.
+    """
+    depths = elimination_depths(order, edges, num_nodes)
+    deepest = max(depths, default=1)
+    return [(1 + eps) ** (depth / max(1, deepest)) for depth in depths]
 
 
 def _plan_elimination(edges: list, sizes: list[int], max_cells: int, balanced: bool) -> tuple[list[int], list[int]]:
@@ -79,11 +89,11 @@ def _plan_elimination(edges: list, sizes: list[int], max_cells: int, balanced: b
     while True:
         fixed = set(conditioned)
         left = [(u, v) for u, v in edges if u not in fixed and v not in fixed]
-        choose_order = balanced_order if balanced else elimination_order
-        order = [node for node in choose_order(len(sizes), left) if node not in fixed]
-        cells, _ = largest_scope(order, left, sizes)
-        if cells <= max_cells or len(conditioned) == len(sizes):
-            return order, conditioned
+        choices = (balanced_order, elimination_order) if balanced else (elimination_order, balanced_order)
+        for choose_order in choices:
+            order = [node for node in choose_order(len(sizes), left) if node not in fixed]
+            if largest_scope(order, left, sizes)[0] <= max_cells or len(conditioned) == len(sizes):
+                return order, conditioned
         conditioned.append(widest_node(edges, sizes, fixed))
 
 
@@ -136,7 +146,11 @@ def _tables(problem: Problem, fixed: dict[int, int], products: Products) -> list
     return tables
 
 
-def _eliminate(tables: list[Table], order: list[int], ratio: float, products: Products) -> Table:
+# Points per cell below which thinning a table is not worth the error.
+_FEW_POINTS = 4
+
+
+def _eliminate(tables: list[Table], order: list[int], limits: list[float], products: Products) -> Table:
     """Eliminate the nodes of ``order`` and return the table without scope that is left."""
     waiting: dict[int, list[Table]] = {node: [] for node in order}
     place = {node: position for position, node in enumerate(order)}
@@ -154,8 +168,8 @@ def _eliminate(tables: list[Table], order: list[int], ratio: float, products: Pr
         for table in small:
             product = products.combine(product, table)
         result = products.combine(product, large, node)
-        if ratio > 1:
-            result = products.thin(result, ratio)
+        if limits[node] > result.error and result.num_points > _FEW_POINTS * result.num_cells:
+            result = products.thin(result, limits[node])
         if result.scope:
             waiting[min(result.scope, key=place.__getitem__)].append(result)
         else:
