@@ -47,7 +47,12 @@ BENCHES = {
     "gnn-eval": (["benchmarks/speed.py", "run"],),
     "recsys-embed": (["benchmarks/bench_one_rank.py"], ["benchmarks/bench_stats.py"]),
     "autopar": (["autopar", "bench", "--model", "autopar.models:gpt", "--cluster", "a100-nvlink-8"],),
-    "elastic": (["benchmarks/bench_pause.py", "--megabytes", "6"],),
+    "elastic": (
+        ["elastic-train", "bench", "--megabytes", "6"],
+        ["benchmarks/control_plane.py"],
+        ["benchmarks/histories.py", "5"],
+        ["benchmarks/campaign.py", "kill", "20"],
+    ),
 }
 # A fixed time stamp makes wheels of the same sources equal byte for byte.
 EPOCH = {"SOURCE_DATE_EPOCH": "1735689600"}

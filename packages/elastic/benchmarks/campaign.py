@@ -43,6 +43,7 @@ class Assassin:
     def __init__(self) -> None:
         target, (reader, self._writer) = os.getpid(), os.pipe()
         if os.fork() == 0:
+            os.close(self._writer)  # so that the read ends when the parent does
             order = os.read(reader, 64)
             if order:
                 end = time.perf_counter() + float(order)
@@ -89,7 +90,9 @@ def try_kill(rng: random.Random, folder: Path, kind: str, trial: int) -> tuple[l
     for worker in ("w0", "w1", "w2"):
         prepare = die_in_all_reduce(folder, worker, step, share, only)
         pids.append(
-            forked.fork(folder, worker, forked.Settings(3, width=4096, prepare=prepare, lease_seconds=LEASE_SECONDS))
+            forked.fork(
+                folder, worker, forked.Settings(3, width=4096, prepare=prepare, lease_seconds=5 * LEASE_SECONDS)
+            )
         )
     return pids, lambda: None
 

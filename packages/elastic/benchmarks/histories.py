@@ -35,6 +35,20 @@ def run_fixed(num_workers: int, settings: forked.Settings) -> tuple[dict[str, An
         return ends["w0"], forked.losses(folder)
 
 
+def wait_for_all(folder: Path, pids: dict[str, int]) -> None:
+    """Wait until all workers have ended; those that came when the others had ended are killed."""
+    waiting, ended = dict(pids), float("inf")
+    while waiting:
+        commits, ends = forked.read(folder)
+        ended = min(ended, time.monotonic()) if ends else ended
+        for worker, pid in list(waiting.items()):
+            if time.monotonic() - ended > 3 and not commits.get(worker):
+                os.kill(pid, signal.SIGKILL)
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                del waiting[worker]
+        time.sleep(0.02)
+
+
 def run_random(rng: random.Random, settings: forked.Settings, max_workers: int, may_kill: bool) -> dict[str, Any]:
     """Run a job whose workers come and go; returns its final line, its losses and what happened."""
     with tempfile.TemporaryDirectory() as name:
@@ -59,8 +73,7 @@ def run_random(rng: random.Random, settings: forked.Settings, max_workers: int, 
                 pids[worker] = forked.fork(folder, worker, settings)
                 story.append(f"{worker} joins")
         controller.close()
-        for pid in pids.values():
-            os.waitpid(pid, 0)
+        wait_for_all(folder, pids)
         ends = forked.read(folder)[1]
         is_struck = any("killed" in line for line in story)
         found = {"finals": sorted({end["final"] for end in ends.values()}), "story": story, "is_struck": is_struck}
@@ -79,10 +92,10 @@ def main() -> dict[str, Any]:
     args = parser.parse_args()
     forked.warm_up()
     rng = random.Random(args.seed)
-    bitwise = forked.Settings(logical_workers=4)
+    bitwise = forked.Settings(logical_workers=4, lease_seconds=5.0)
     fixed = {n: run_fixed(n, bitwise)[0]["final"] for n in (1, 2, 3, 4)}
     runs = [run_random(rng, bitwise, 4, may_kill=True) for _ in range(args.histories)]
-    default = forked.Settings()
+    default = forked.Settings(lease_seconds=5.0)
     expected = run_fixed(1, default)[1]
     plain = [run_random(rng, default, 4, may_kill=False) for _ in range(args.histories)]
     # The twin: without logical workers, other numbers of workers round otherwise, and the check must see it.

@@ -95,15 +95,17 @@ class Controller:
             if not 1 <= workers < len(members):
                 expected = f"between 1 and {len(members) - 1}, fewer than all {len(members)}"
                 raise input_error("workers", workers, expected, "leave one at work")
-            workers = members[-workers:]
-        unknown = sorted(set(workers) - set(members))
+            leavers = members[-workers:]
+        else:
+            leavers = list(workers)
+        unknown = sorted(set(leavers) - set(members))
         if unknown:
             raise JobStateError(f"job {self._job!r} has no workers {unknown}: expected among {members}; name others")
-        if len(set(workers)) >= len(members):
-            raise input_error("workers", list(workers), f"fewer than all {len(members)}", "leave one at work")
-        for worker in workers:
+        if len(set(leavers)) >= len(members):
+            raise input_error("workers", leavers, f"fewer than all {len(members)}", "leave one at work")
+        for worker in leavers:
             self._store.put(f"{self._job}/leave/{worker}", {})
-        return list(workers)
+        return leavers
 
     def migrate(self, worker: str) -> None:
         """Order a fresh worker in the place of another; both change in one switch.
