@@ -23,7 +23,7 @@ from gnn_parallel.plan import Plan
 from gnn_parallel.training import batch_loss, settle_terms
 from gnn_parallel.trial import are_apart
 
-__all__ = ["bench_on_rank", "time_strategies"]
+__all__ = ["StrategyRunner", "bench_on_rank", "time_strategies"]
 
 _FIRST_ROUNDS, _MOST_ROUNDS = 3, 3
 """Rounds of all strategies; and how many times the rounds asked for are run to tell the two best apart."""
@@ -57,7 +57,9 @@ def time_strategies(
     Collective: all ranks.
     """
     names = [c.strategy for c in plan.candidates if not c.reason and c.num_hosts == 1]
-    race = _Race(group, {name: _Runner(job, data, _with_strategy(plan, name), group) for name in names}, num_steps)
+    race = _Race(
+        group, {name: StrategyRunner(job, data, _with_strategy(plan, name), group) for name in names}, num_steps
+    )
     race.run(plan.strategy, num_rounds)
     cells = {}
     for name, runner in race.runners.items():
@@ -78,8 +80,15 @@ def time_strategies(
     return {"strategies": cells, **_judge(plan, cells)}
 
 
-class _Runner:
-    """One strategy's engine with its loss and optimizer, on an endless run of batches."""
+class StrategyRunner:
+    """One strategy's engine with its loss and optimizer, on an endless run of batches.
+
+    Args:
+        job: The job.
+        data: Its data.
+        plan: A plan with data.
+        group: The ranks.
+    """
 
     def __init__(self, job: TrainJob, data: LabelledGraph, plan: Plan, group: Group):
         self.data, self.engine = data, Engine(plan, job.make_model(data), group)
@@ -119,7 +128,7 @@ class _Runner:
 class _Race:
     """Runners that take turns, so that a slow moment hits them all, until chosen and fastest are told apart."""
 
-    def __init__(self, group: Group, runners: dict[str, _Runner], num_steps: int):
+    def __init__(self, group: Group, runners: dict[str, StrategyRunner], num_steps: int):
         self.group, self.runners, self.num_steps = group, runners, num_steps
         self.seconds: dict[str, list[float]] = {name: [] for name in runners}
 

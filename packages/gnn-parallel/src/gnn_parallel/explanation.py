@@ -78,7 +78,9 @@ def _tell_effort(plan: Plan) -> list[str]:
     if not spent or not whole:
         return []
     epochs = "an epoch" if plan.num_epochs == 1 else f"{plan.num_epochs} epochs"
-    return [f"counting and trials took {format_seconds(spent)}, {spent / whole:.1%} of {epochs}"]
+    # A plan for another, larger machine is counted on this one.
+    share = f", {spent / whole:.1%} of {epochs}" if spent < whole else ""
+    return [f"counting and trials took {format_seconds(spent)}{share}"]
 
 
 def _tell_options(plan: Plan) -> list[str]:
