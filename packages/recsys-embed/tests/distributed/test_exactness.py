@@ -16,7 +16,7 @@ def cases_of(optimizer, hot=_HOT):
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_every_combination_equals_one_process_with_embedding_bags(pools, tables, make_batches, world_size):
-    batches = make_batches(8, 16)
+    batches = make_batches(6, 16)
     # Four ranks share two cores in most test runs: they get fewer combinations here, all of them in the slow test.
     names, hot = (list(OPTIMIZERS), (0, 12)) if world_size < 4 else (["sgd", "rowwise_adagrad", "adam"], (12, 125))
     cases = [case for name in names for case in cases_of(name, hot)]
