@@ -50,6 +50,7 @@ class Grid:
         fanouts: Neighbours per layer.
         num_steps: Steps per strategy and round.
         num_rounds: Rounds.
+        num_epochs: Epochs that plans are for; counting and trials may take 5 % of them.
         measure_seconds: Time to measure the links for. The default is enough for messages of a megabyte at 100 Mbit/s;
             smaller ones pass within the burst that links allow.
     """
@@ -65,6 +66,7 @@ class Grid:
     fanouts: tuple[int, ...] = (10, 10)
     num_steps: int = 2
     num_rounds: int = 5
+    num_epochs: int = 5
     measure_seconds: float = 30.0
 
     def __post_init__(self) -> None:
@@ -166,7 +168,7 @@ def show_grid(link_mbit: int | None = None, cells_file: str | None = None, grid:
         f"{summary['mean_modelled_regret']:.3f} and {summary['worst_modelled_regret']:.2f}; always gdp "
         f"{summary['mean_gdp_regret']:.2f} and {summary['worst_gdp_regret']:.2f}; median prediction error "
         f"{summary['median_prediction_error']:.0%}, without a trial {summary['median_modelled_error']:.0%}; counting "
-        f"and trials at most {summary['worst_planning_share']:.1%} of an epoch"
+        f"and trials at most {summary['worst_planning_share']:.1%} of {grid.num_epochs} epochs"
     )
     return {"cells": results, "summary": summary}
 
@@ -209,6 +211,7 @@ def _cell_on_rank(
         hidden=cell["hidden"],
         fanouts=grid.fanouts,
         batch_size=cell["batch_size"],
+        epochs=grid.num_epochs,
         dropout=0.0,
         placement="sharded",
         cache=cell["cache"],
@@ -220,7 +223,7 @@ def _cell_on_rank(
     epoch_seconds = chosen["measured_step_seconds"] * plan.steps_per_epoch
     bytes_per_second = _PAYLOAD_SHARE * cell["link_mbit"] * 1e6 / 8
     return result | {
-        "planning_share": (plan.counting_seconds + plan.trial_seconds) / epoch_seconds,
+        "planning_share": (plan.counting_seconds + plan.trial_seconds) / (plan.num_epochs * epoch_seconds),
         "counting_share": plan.counting_seconds / epoch_seconds,
         "steps_sampled": plan.num_steps_sampled,
         "bandwidth_ratio": chosen["measured_step_seconds"] / (chosen["link_bytes"] / bytes_per_second),
