@@ -46,7 +46,11 @@ BENCHES = {
     "gnn-comm": (["benchmarks/planner_quality.py", "--scale", "14"],),
     "gnn-eval": (["benchmarks/speed.py", "run"],),
     "recsys-embed": (["benchmarks/bench_one_rank.py"], ["benchmarks/bench_stats.py"]),
-    "autopar": (["autopar", "bench", "--model", "autopar.models:gpt", "--cluster", "a100-nvlink-8"],),
+    "autopar": (
+        ["autopar", "bench", "--model", "autopar.models:gpt", "--cluster", "a100-nvlink-8"],
+        ["benchmarks/bench_exact.py", "--mesh", "8", "--budgets", "5"],
+        ["benchmarks/bench_search.py"],
+    ),
     "elastic": (
         ["elastic-train", "bench", "--megabytes", "6"],
         ["benchmarks/control_plane.py"],

@@ -2,7 +2,7 @@
 
 Predictions for a preset machine; nothing is run on it. Writes two SVG files and the page that shows them.
 
-    python packages/autopar/benchmarks/figures.py docs/explanation      # about 2 minutes
+    python packages/autopar/benchmarks/figures.py docs/explanation      # about 1 minute
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from matplotlib import rcParams
 from matplotlib.figure import Figure
 
-from autopar import Cluster, fake_tensors, models, profile, search, search_presets, trace
+from autopar import Cluster, fake_tensors, models, search, search_presets, trace
 from autopar.errors import InfeasibleError
 from core_kernels.console import format_bytes, format_seconds, say
 
@@ -44,7 +44,7 @@ tensor-parallel plans: what is above the line costs more time than it must at th
 
 ## Time against the number of devices
 
-The fastest plan within a fixed memory per device: twice the least that 8 devices need. Where a line begins, fewer
+The fastest plan within a fixed memory per device: four times the least that 8 devices need. Where a line begins, fewer
 devices do not fit.
 
 ![Step time over number of devices at fixed memory](autopar-devices.svg)
@@ -59,12 +59,14 @@ def study(name: str, eps: float) -> dict[str, Any]:
         model, inputs = MODELS[name]()
     graph = trace(model, inputs)
     cluster = Cluster.preset(MACHINE)
-    frontier = search(graph, cluster.resized(8), eps=eps, max_levels=2)
+    frontier = search(graph, cluster.resized(8), eps=eps, max_levels=1)
     presets = search_presets(graph, cluster.resized(8), eps)
-    budget = 2 * float(frontier.memory[0])
+    budget = 4 * float(frontier.memory[0])
     by_count = {}
-    for count, found in profile(graph, cluster, COUNTS, eps).items():
+    for count in COUNTS:
+        meshes = [(count,), (count // 2, 2)] if count > 2 else [(count,)]
         try:
+            found = search(graph, cluster.resized(count), meshes, eps, max_levels=1)
             by_count[count] = float(found.mini_time(budget).seconds)
         except InfeasibleError:
             continue

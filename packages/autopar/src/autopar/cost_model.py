@@ -10,7 +10,8 @@ bytes (inputs and output), f and b the device's rates of arithmetic and of memor
 
 A measured operator (:mod:`autopar.operator_profile`) replaces the first line. Memory is what one device holds at the
 start of the backward pass: parameters, their gradient buffers and optimiser state, everything saved for the backward
-pass, and on top the largest working set that any single operator needs.
+pass, and on top the largest working set that any single operator needs; or, where that is more, what the optimiser
+needs besides to update the largest parameter, when nothing is saved any more.
 """
 
 from __future__ import annotations
@@ -33,8 +34,22 @@ __all__ = [
     "local_bytes",
     "operator_seconds",
     "saved_bytes",
+    "update_bytes",
     "working_bytes",
 ]
+
+
+# Temporaries of a parameter's size while it is updated, one parameter after another (``foreach=False``).
+_UPDATE_TEMPORARIES = {"adagrad": 1, "adam": 2, "adamw": 2}
+
+
+def update_bytes(optimizer: str, stored_bytes: int) -> int:
+    """Return the bytes an optimiser needs besides its state while it updates a parameter of this size.
+
+    >>> update_bytes("adamw", 100), update_bytes("sgd", 100)
+    (200, 0)
+    """
+    return _UPDATE_TEMPORARIES.get(optimizer, 0) * stored_bytes
 
 
 def local_bytes(info: TensorInfo, layout: Layout, mesh: Sequence[int]) -> int:

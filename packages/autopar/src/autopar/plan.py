@@ -54,6 +54,7 @@ class Prediction:
         communication_seconds: Re-scheduling and gradient synchronisation.
         messages: ``"axis.collective.phase"`` to calls and bytes sent by the first device.
         binding: The parameter or operator that holds most memory.
+        update_bytes: What the optimiser needs besides while it updates the largest parameter.
     """
 
     parameter_bytes: int
@@ -65,12 +66,13 @@ class Prediction:
     communication_seconds: float
     messages: dict[str, dict[str, int]]
     binding: str
+    update_bytes: int = 0
 
     @property
     def memory_bytes(self) -> int:
-        """All of it."""
+        """The peak: states, and the larger of what the backward pass and what the update needs besides."""
         states = 2 * self.parameter_bytes + self.optimizer_bytes + self.buffer_bytes
-        return states + self.saved_bytes + self.working_bytes
+        return states + max(self.saved_bytes + self.working_bytes, self.update_bytes)
 
     @property
     def seconds(self) -> float:
@@ -137,7 +139,8 @@ class Plan(PlanDocument):
             f"{format_seconds(p.seconds)} per step",
             f"  memory: {format_bytes(p.parameter_bytes)} parameters, as much for gradients, "
             f"{format_bytes(p.optimizer_bytes)} optimiser, {format_bytes(p.saved_bytes)} saved for backward, "
-            f"{format_bytes(p.working_bytes)} working set; most for {p.binding}",
+            f"{format_bytes(p.working_bytes)} working set; or {format_bytes(p.update_bytes)} to update; "
+            f"most for {p.binding}",
             f"  time: {format_seconds(p.compute_seconds)} computing, "
             f"{format_seconds(p.communication_seconds)} communicating",
         ]

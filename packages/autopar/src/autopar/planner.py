@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from autopar.cluster import Cluster
+from autopar.cost_model import update_bytes
 from autopar.errors import InfeasibleError, ProblemError
 from autopar.frontier import Frontier
 from autopar.graph import Graph, Operator
@@ -253,13 +254,14 @@ def _predict(
         communication += seconds
         operator = graph.operators[space.variables[edge.source].operator]
         held[operator.target or operator.name] += bytes_here
-    parameters = buffers = 0
+    parameters = buffers = largest = 0
     for position, storage in storages.items():
         leaf = graph.operators[position]
         stored = leaf.output.num_bytes // int(
             np.prod([size for form, size in zip(storage.layout, mesh, strict=True) if form >= 0], initial=1)
         )
-        parameters += stored if leaf.kind == "parameter" else 0
+        if leaf.kind == "parameter":
+            parameters, largest = parameters + stored, max(largest, stored)
         buffers += stored if leaf.kind == "buffer" else 0
     states = int(parameters * space.graph.state_factor)
     working = schedule.working_bytes(space.cluster)
@@ -268,7 +270,16 @@ def _predict(
         binding = "the working set of one operator"
     saved = round(memory) - 2 * parameters - states - buffers
     return Prediction(
-        parameters, states, buffers, saved, working, computing, communication, schedule.counted_messages(), binding
+        parameters,
+        states,
+        buffers,
+        saved,
+        working,
+        computing,
+        communication,
+        schedule.counted_messages(),
+        binding,
+        update_bytes(graph.optimizer, largest),
     )
 
 

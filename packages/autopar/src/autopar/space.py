@@ -29,6 +29,7 @@ from autopar.cost_model import (
     local_bytes,
     operator_seconds,
     saved_bytes,
+    update_bytes,
     working_bytes,
 )
 from autopar.graph import Graph, Operator, TensorInfo
@@ -159,8 +160,6 @@ class SearchSpace:
         orders = (balanced_order(len(sizes), edges), elimination_order(len(sizes), edges))
         return min(largest_scope(order, edges, sizes)[0] for order in orders)
 
-    # -- building ----------------------------------------------------------------------------------------------------
-
     @staticmethod
     def storage_needs(graph: Graph) -> list[list[bool]]:
         """Return per operator and input whether the input's memory must stay for the backward pass."""
@@ -235,7 +234,9 @@ class SearchSpace:
             choices = self._storages(operator, is_shared)
             costs = np.array([self._storage_cost(operator, c.layout) for c in choices], dtype=np.float64)
             costs = self._masked("storage", operator, choices, costs)
-            self._memo[key] = (choices, [c.layout for c in choices], costs, np.zeros(len(choices)))
+            optimizer = self.graph.optimizer if operator.kind == "parameter" else ""
+            updates = [update_bytes(optimizer, local_bytes(info, c.layout, self.mesh)) for c in choices]
+            self._memo[key] = (choices, [c.layout for c in choices], costs, np.array(updates, dtype=np.float64))
         choices, layouts, costs, working = self._memo[key]
         return Variable("storage", position, choices, layouts, costs, working)
 
@@ -269,8 +270,7 @@ class SearchSpace:
         costs = self._masked("delivery", operator, layouts, self._zeros(len(layouts), 2))
         variable = Variable("delivery", position, layouts, layouts, costs, self._zeros(len(layouts)))
         index = self._add(variable, self._delivery_of)
-        needed = any(self._needs[reader][slot] for reader, slot in readers)
-        self._add_edge(source, index, position, layouts, needed, same=False)
+        self._add_edge(source, index, position, layouts, any(self._needs[r][slot] for r, slot in readers), same=False)
 
     def _delivery_layouts(self, operator: Operator, source: int) -> list[Layout]:
         """Return the layouts that some reader of the tensor, or of one tied to it, wants on each axis."""
