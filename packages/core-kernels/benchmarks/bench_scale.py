@@ -8,9 +8,8 @@ the caches. Steps:
 
 - build, transpose, partition (random, 8 parts, cut counted), reorder (renumber by the partition): per edge;
 - sample: 10 in-edges of an eighth of the nodes, in random and in ascending order: per edge drawn;
-- aggregate: the sum over in-edges of rows of 16 float32, one cache line each, in memory as torch allocates it:
-  per edge; the first call on the large graph also moves these rows to huge pages;
-- floor: reading one random cache line of such a table per edge, nothing else, one request after the other.
+- aggregate: the sum over in-edges of rows of 16 float32, one cache line each, on huge pages: per edge;
+- floor: reading one random cache line of such a table per edge, nothing else, without asking for it ahead.
 
 Memory is the highest resident size, in a run of its own, above the one before the edge list was made, in units of the
 graph (indptr, indices and edge ids). The edge list has int32 ids, is counted, and is dropped once the graph is built;
@@ -94,8 +93,7 @@ def measure(num_nodes: int, num_edges: int) -> dict[str, float]:
     clock.time("sample, random order", None, lambda: ops.sample_neighbors(graph, seeds, FANOUT))
     seeds = seeds.sort().values
     clock.time("sample, ascending", None, lambda: ops.sample_neighbors(graph, seeds, FANOUT))
-    x = allocator.make_rows(num_nodes, WIDTH)
-    clock.time(f"aggregate, width {WIDTH}, first call", num_edges, lambda: ops.spmm(graph, x))
+    x = torch.ones(num_nodes, WIDTH)
     clock.time(f"aggregate, width {WIDTH}", num_edges, lambda: ops.spmm(graph, x))
     ids = graph.indices.numpy()
     clock.time("floor: random lines", num_edges, lambda: read_random_lines(x.numpy(), ids))
@@ -109,37 +107,17 @@ def measure_best(num_runs: int, num_nodes: int, num_edges: int) -> dict[str, flo
     return {name: min(run[name] for run in runs) for name in runs[0]}
 
 
-class Allocator:
-    """Settings of the C library that decide whether memory is kept or goes back to the system."""
+def keep_memory(num_bytes: int) -> None:
+    """Touch memory once and let the C library keep it for all that follows.
 
-    MMAP_MAX, TRIM_THRESHOLD = -4, -1
-    DEFAULT_MAPPINGS = 1 << 16
-
-    def __init__(self):
-        self.library, self.keeps_memory = ctypes.CDLL(None), False
-
-    def keep_memory(self, num_bytes: int) -> None:
-        """Touch memory once and let the C library keep it for all that follows.
-
-        Else every step is charged for memory that the system, in a virtual machine even its host, first has to provide:
-        often longer than the step itself, and by chance.
-        """
-        self.keeps_memory = True
-        if not (self.library.mallopt(self.MMAP_MAX, 0) and self.library.mallopt(self.TRIM_THRESHOLD, -1)):
-            print("this C library cannot keep memory: times include what the system takes to provide it")
-        np.empty(num_bytes, np.uint8)[::4096] = 1
-
-    def make_rows(self, num_rows: int, width: int) -> torch.Tensor:
-        """Return ones in memory fresh from the system, on small pages: what programs have that keep none."""
-        if not self.keeps_memory:
-            return torch.ones(num_rows, width)
-        self.library.mallopt(self.MMAP_MAX, self.DEFAULT_MAPPINGS)
-        x = torch.ones(num_rows, width)
-        self.library.mallopt(self.MMAP_MAX, 0)
-        return x
-
-
-allocator = Allocator()
+    Else every step is charged for memory that the system, in a virtual machine even its host, first has to provide:
+    often longer than the step itself, and by chance. NumPy asks for huge pages, so all of this memory has them.
+    """
+    mmap_max, trim_threshold = -4, -1
+    library = ctypes.CDLL(None)
+    if not (library.mallopt(mmap_max, 0) and library.mallopt(trim_threshold, -1)):
+        print("this C library cannot keep memory: times include what the system takes to provide it")
+    np.empty(num_bytes, np.uint8)[::4096] = 1
 
 
 def fit_to_memory(num_nodes: int, num_edges: int) -> tuple[int, int]:
@@ -173,7 +151,7 @@ def main() -> None:
     measure(1000, 5000)  # compiles
     large_size = fit_to_memory(*arguments.large)
     peaks = [measure(*size)[PEAK] for size in (arguments.small, large_size)]
-    allocator.keep_memory(large_size[1] * BYTES_PER_EDGE)
+    keep_memory(large_size[1] * BYTES_PER_EDGE)
     small, large = measure_best(5, *arguments.small), measure_best(2, *large_size)
     small[PEAK], large[PEAK] = peaks
     rows = report(small, large)

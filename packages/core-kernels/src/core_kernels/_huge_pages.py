@@ -29,7 +29,7 @@ _PAGE_BYTES, _HUGE_PAGE_BYTES = 1 << 12, 1 << 21
 _ADVISED_BYTES = 1 << 25
 #: Tables below this size stay in the caches, with most of their addresses.
 _COLLAPSED_BYTES = 1 << 26
-#: Bytes that are moved in the time that one random read saves afterwards.
+#: Bytes that are moved in about the time that one random read saves afterwards.
 _BYTES_PER_READ = 4
 #: Refusals (no huge page free, pages pinned by a device) after which this process asks no more.
 _MAX_REFUSALS = 3
@@ -45,7 +45,7 @@ def advise(fresh: Tensor) -> None:
 
 
 def collapse(table: Tensor, num_reads: int) -> None:
-    """Move a large table onto huge pages if so many rows are about to be read at random that this pays at once.
+    """Move a large table onto huge pages if so many rows are about to be read at random that this pays soon.
 
     Only memory of torch's own allocator is moved: a mapped file would be read as a whole, memory shared with other
     processes is not ours to move. A process that has forked moves nothing, for parent and child would no longer share
