@@ -8,6 +8,7 @@ operator allocates and nothing that this package believes. Gradient buffers are 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -40,8 +41,8 @@ def peak_step_bytes(parallel: ParallelModule, inputs: Sequence[Tensor]) -> int:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         _step(parallel, inputs, optimizer)
     held = highest = 0
-    results = profile.profiler.kineto_results  # type: ignore[union-attr]
-    for event in sorted((e for e in results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+    events = cast(Any, profile).profiler.kineto_results.events()
+    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
         held += event.nbytes()
         highest = max(highest, held)
     return 2 * parameters + buffers + states + highest
