@@ -93,9 +93,11 @@ def find_misshapen(plan: Plan) -> list[str]:
         faults.append("the row lists of the devices do not tile the rows they need")
     if len(plan.resident_rows) not in (0, num_devices):
         faults.append(f"copies are listed for {len(plan.resident_rows)} of {num_devices} devices")
-    for name in ("need_rows", *(name for name in arrays if name.startswith("resident"))):
-        rows = arrays[name]
-        if len(rows) and not (rows.min() >= 0 and rows.max() < plan.offsets[-1] and (np.diff(rows) != 0).all()):
+    lists = {name: (rows, np.zeros(1, np.int64)) for name, rows in arrays.items() if name.startswith("resident")}
+    if not faults:
+        lists["need_rows"] = (plan.need_rows, plan.need_indptr)
+    for name, (rows, indptr) in lists.items():
+        if not _are_distinct(rows, indptr, int(plan.offsets[-1])):
             faults.append(f"{name} names rows twice or outside [0, {plan.offsets[-1]})")
     # Stages are counted by every loop over a plan: a stray large number would keep it busy for ever.
     if len(t.stage) and not np.array_equal(np.unique(t.stage), np.arange(int(np.unique(t.stage).size))):
@@ -111,6 +113,16 @@ def _tiles(indptr: np.ndarray, num_lists: int, num_items: int) -> bool:
         and indptr[-1] == num_items
         and bool((np.diff(indptr) >= 0).all())
     )
+
+
+def _are_distinct(rows: np.ndarray, indptr: np.ndarray, num_rows: int) -> bool:
+    """Say whether ascending lists that lie side by side name rows below a limit, none of them twice in one list."""
+    if len(rows) == 0:
+        return True
+    repeats = np.diff(rows) == 0
+    starts = indptr[(indptr > 0) & (indptr < len(rows))]
+    repeats[starts - 1] = False  # the last row of one list may be the first of the next
+    return bool(rows.min() >= 0 and rows.max() < num_rows and not repeats.any())
 
 
 def _malformed(plan: Plan) -> list[str]:

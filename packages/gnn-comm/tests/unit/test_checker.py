@@ -158,6 +158,10 @@ def test_arrays_that_cannot_be_read_are_rejected(good, changed, said):
     for field, value in (("offsets", good.offsets[::-1]), ("need_rows", good.need_rows - 10**6)):
         with pytest.raises(PlanCheckError):
             replace(good, **{field: value}).validate()
+    twice = good.need_rows.copy()
+    twice[1] = twice[0]
+    with pytest.raises(PlanCheckError, match="need_rows names rows twice"):
+        replace(good, need_rows=twice).validate()
 
 
 def test_backward_that_forgets_a_copy_is_rejected(good, monkeypatch):
