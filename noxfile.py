@@ -44,7 +44,7 @@ BENCHES = {
     ),
     "gnn-parallel": (["gnn-parallel", "bench", "--dataset", "movielens", "--ranks", "2"],),
     "gnn-comm": (["benchmarks/planner_quality.py", "--scale", "14"],),
-    "gnn-eval": (["benchmarks/speed.py", "run"],),
+    "gnn-eval": (["benchmarks/speed.py"],),
     "recsys-embed": (["benchmarks/bench_one_rank.py"], ["benchmarks/bench_stats.py"]),
     "autopar": (
         ["autopar", "bench", "--model", "autopar.models:gpt", "--cluster", "a100-nvlink-8"],

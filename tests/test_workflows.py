@@ -1,4 +1,4 @@
-"""The workflows and the gate call sessions that exist, with parameters they take, and name only paths that exist."""
+"""Workflows, gate and benchmark session call what exists, with parameters and arguments it takes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import ast
 import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,3 +106,26 @@ def test_a_session_or_parameter_that_does_not_exist_is_noticed():
     assert wrong_sessions(known) == []
     assert wrong_sessions(["nox -s lints"]) == ["session lints"]
     assert wrong_sessions(["nox -s \"alone(package='gnn-evil')\""]) == ["package=gnn-evil of session alone"]
+
+
+def bench_programs() -> list[list[str]]:
+    """Return the command lines of the session ``bench``, each as it is started from the root."""
+    tree = ast.parse((ROOT / "noxfile.py").read_text())
+    values = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}
+    listed = eval(compile(ast.Expression(values["BENCHES"]), "noxfile.py", "eval"), {"CORE": "core-kernels"})
+    return [
+        [f"packages/{package}/{program}", *arguments] if program.endswith(".py") else [program, *arguments]
+        for package, programs in listed.items()
+        for program, *arguments in programs
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", bench_programs(), ids=" ".join)
+def test_a_benchmark_takes_the_arguments_it_is_given(command):
+    program = [sys.executable, command[0]] if command[0].endswith(".py") else [command[0]]
+    done = subprocess.run(
+        [*program, *command[1:], "--json", "unused.json", "--no-such-option"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.strip().endswith("unrecognized arguments: --no-such-option")
