@@ -111,7 +111,7 @@ def test_a_session_or_parameter_that_does_not_exist_is_noticed():
 def bench_programs() -> list[list[str]]:
     """Return the command lines of the session ``bench``, each as it is started from the root."""
     tree = ast.parse((ROOT / "noxfile.py").read_text())
-    values = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}
+    values = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
     listed = eval(compile(ast.Expression(values["BENCHES"]), "noxfile.py", "eval"), {"CORE": "core-kernels"})
     return [
         [f"packages/{package}/{program}", *arguments] if program.endswith(".py") else [program, *arguments]
@@ -123,9 +123,14 @@ def bench_programs() -> list[list[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", bench_programs(), ids=" ".join)
 def test_a_benchmark_takes_the_arguments_it_is_given(command):
-    program = [sys.executable, command[0]] if command[0].endswith(".py") else [command[0]]
+    program = [command[0]]
+    if not command[0].endswith(".py"):
+        program = ["-c", f"import sys; from {command[0].replace('-', '_')}.cli import main; sys.exit(main())"]
     done = subprocess.run(
-        [*program, *command[1:], "--json", "unused.json", "--no-such-option"], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, *program, *command[1:], "--json", "unused.json", "--no-such-option"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 2
     assert done.stderr.strip().endswith("unrecognized arguments: --no-such-option")
