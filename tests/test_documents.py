@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
-import importlib.util
 import os
 import re
 import runpy
@@ -14,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import check_text
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,16 +34,7 @@ MODULES = {
 }
 
 
-def load_tool(name: str):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-TEXT = load_tool("check_text")
-PAGES = TEXT.pages(ROOT)
+PAGES = check_text.pages(ROOT)
 READMES = [page for page in PAGES if page.name == "README.md"]
 
 
@@ -95,7 +86,7 @@ def test_shape_of_output_keeps_the_words():
 
 def pages_with_programs():
     for page in PAGES:
-        blocks = [b for b in TEXT.code_blocks(page.read_text()) if b.kind == "python" and b.reason is None]
+        blocks = [b for b in check_text.code_blocks(page.read_text()) if b.kind == "python" and b.reason is None]
         if blocks and page not in READMES:
             yield pytest.param("\n\n".join(block.code for block in blocks), id=page.relative_to(ROOT).as_posix())
 
@@ -115,9 +106,9 @@ def test_the_programs_of_a_page_run(code, tmp_path, monkeypatch):
 
 def shell_commands():
     for page in PAGES:
-        for block in TEXT.code_blocks(page.read_text()):
+        for block in check_text.code_blocks(page.read_text()):
             if block.kind == "shell" and block.reason is None:
-                yield from ((page, command) for command in TEXT.commands(block.code))
+                yield from ((page, command) for command in check_text.commands(block.code))
 
 
 def test_commands_of_the_packages_parse(monkeypatch, capsys):
@@ -154,7 +145,9 @@ def test_sessions_and_scripts_that_pages_name_exist():
     sessions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list}
     wrong = []
     for page in PAGES:
-        shown = [command for block in TEXT.code_blocks(page.read_text()) for command in TEXT.commands(block.code)]
+        shown = [
+            command for block in check_text.code_blocks(page.read_text()) for command in check_text.commands(block.code)
+        ]
         for command in [*shown, *re.findall(r"`(nox -s [^`]+)`", page.read_text())]:
             if command.startswith("nox -s "):
                 asked = re.sub(r"\([^)]*\)", "", re.split(r"  | -- ", command.removeprefix("nox -s "))[0])

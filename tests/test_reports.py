@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 
+import compare_reports
+import plot_reports
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS = sorted((ROOT / "benchmarks" / "reports").glob("*.md"))
 PAGE = ROOT / "docs" / "reference" / "benchmarks.md"
-
-
-def load_tool(name: str):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-PLOTS = load_tool("plot_reports")
 TABLE = "# Speed\n\n| op | rows | peer over ours |\n|---|---|---|\n| spmm | 5 | 4.0x |\n| | 9 | 2 / 3 |\n\n"
 
 
@@ -36,12 +25,12 @@ def test_a_report_can_be_repeated_and_compared(report):
     assert commands, "show the command that measures it, indented by four spaces"
     for script in re.findall(r"python (\S+\.py)", "\n".join(commands)):
         assert (ROOT / script).exists(), script
-    assert load_tool("compare_reports").read_lines(report)
-    assert PLOTS.plots(report), "ask for a plot below a table: <!-- plot: COLUMN -->"
+    assert compare_reports.read_lines(report)
+    assert plot_reports.plots(report), "ask for a plot below a table: <!-- plot: COLUMN -->"
 
 
 def test_plots_show_what_their_tables_say():
-    assert PLOTS.problems(ROOT / "benchmarks" / "reports") == []
+    assert plot_reports.problems(ROOT / "benchmarks" / "reports") == []
 
 
 def test_every_package_has_a_report_and_every_report_is_listed():
@@ -55,14 +44,14 @@ def test_a_plot_that_is_missing_or_out_of_date_is_found(tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed; the extra plot brings it")
     report = tmp_path / "a_cpu_202611.md"
     report.write_text(TABLE + "<!-- plot: peer over ours -->\n")
-    (plot,) = PLOTS.plots(report)
+    (plot,) = plot_reports.plots(report)
     assert plot.values == {"peer over ours": [["spmm, 5", 4.0], ["spmm, 9", 2.0]]}
-    assert len(PLOTS.problems(tmp_path)) == 1
-    PLOTS.draw(plot)
+    assert len(plot_reports.problems(tmp_path)) == 1
+    plot_reports.draw(plot)
     report.write_text(TABLE + plot.text)
-    assert PLOTS.problems(tmp_path) == []
+    assert plot_reports.problems(tmp_path) == []
     report.write_text(report.read_text().replace("4.0x", "5.0x"))
-    assert len(PLOTS.problems(tmp_path)) == 1
+    assert len(plot_reports.problems(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("column", ["peer over us", "op"])
@@ -70,4 +59,4 @@ def test_a_plot_of_a_column_without_numbers_is_refused(tmp_path, column):
     report = tmp_path / "a.md"
     report.write_text(TABLE + f"<!-- plot: {column} -->\n")
     with pytest.raises(SystemExit, match=column):
-        PLOTS.plots(report)
+        plot_reports.plots(report)

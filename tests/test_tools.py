@@ -7,21 +7,21 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
+import changelog
+import check_imports
+import check_public_api
+import check_text
+import check_versions
+import check_wheels
+import compare_reports
+import error_reference
+import new_package
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def load_tool(name: str):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
@@ -37,26 +37,25 @@ def small_tree(tmp_path):
 
 
 def test_leaves_import_only_the_core():
-    assert load_tool("check_imports").violations(ROOT) == []
+    assert check_imports.violations(ROOT) == []
 
 
 def test_an_import_between_leaves_is_found(small_tree):
     planted = small_tree / "packages/gnn-eval/src/gnn_eval/planted.py"
     planted.write_text("from gnn_comm.plan import Plan\n")
-    assert load_tool("check_imports").violations(small_tree) == [
+    assert check_imports.violations(small_tree) == [
         "packages/gnn-eval/src/gnn_eval/planted.py:1: gnn_eval imports gnn_comm"
     ]
 
 
 def test_versions_agree():
-    assert load_tool("check_versions").problems(ROOT, None) == []
+    assert check_versions.problems(ROOT, None) == []
 
 
 def test_a_tag_that_names_another_version_is_found(small_tree):
-    check = load_tool("check_versions")
-    version = check.read_versions(small_tree)["gnn-eval"]
-    assert check.problems(small_tree, f"gnn-eval-v{version}") == []
-    assert check.problems(small_tree, "gnn-eval-v99.0.0") == [
+    version = check_versions.read_versions(small_tree)["gnn-eval"]
+    assert check_versions.problems(small_tree, f"gnn-eval-v{version}") == []
+    assert check_versions.problems(small_tree, "gnn-eval-v99.0.0") == [
         f"tag gnn-eval-v99.0.0 does not match: gnn-eval is at {version}"
     ]
 
@@ -64,37 +63,37 @@ def test_a_tag_that_names_another_version_is_found(small_tree):
 def test_a_missing_changelog_heading_is_found(small_tree):
     changelog = small_tree / "packages/gnn-eval/CHANGELOG.md"
     changelog.write_text("# Changelog\n")
-    assert "gnn-eval/CHANGELOG.md has no heading" in load_tool("check_versions").problems(small_tree, None)[0]
+    assert "gnn-eval/CHANGELOG.md has no heading" in check_versions.problems(small_tree, None)[0]
 
 
 def test_a_new_package_has_the_kit_and_passes_the_checks(small_tree):
-    folder = load_tool("new_package").lay_out(small_tree, "graph-store", "Keeps a graph and its rows in tiers.")
+    folder = new_package.lay_out(small_tree, "graph-store", "Keeps a graph and its rows in tiers.")
     kit = {"pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "src", "tests", "benchmarks"}
     assert {path.name for path in folder.iterdir()} == kit
-    assert load_tool("check_versions").problems(small_tree, "graph-store-v0.1.0") == []
+    assert check_versions.problems(small_tree, "graph-store-v0.1.0") == []
 
 
 @pytest.mark.parametrize("name", ["Graph", "graph_store", "-x", ""])
 def test_a_new_package_with_a_bad_name_is_refused(small_tree, name):
     with pytest.raises(SystemExit, match="lower-case words joined by hyphens"):
-        load_tool("new_package").lay_out(small_tree, name, "Keeps a graph and its rows in tiers.")
+        new_package.lay_out(small_tree, name, "Keeps a graph and its rows in tiers.")
 
 
 # -- public names ------------------------------------------------------------------------------------------------------
 
 
 def test_public_names_agree_with_the_lists():
-    assert load_tool("check_public_api").problems(ROOT, ROOT / "tools" / "public_api") == []
+    assert check_public_api.problems(ROOT, ROOT / "tools" / "public_api") == []
 
 
 def test_names_that_come_go_or_have_no_docstring_are_found(small_tree):
-    check, lists = load_tool("check_public_api"), small_tree / "public_api"
-    assert check.problems(small_tree, lists, write=True) == []
+    lists = small_tree / "public_api"
+    assert check_public_api.problems(small_tree, lists, write=True) == []
     init = small_tree / "packages/gnn-eval/src/gnn_eval/__init__.py"
     text = init.read_text()
     init.write_text(text.replace('    "score_links",\n', '    "planted",\n') + "\ndef planted():\n    pass\n")
-    check.parse.cache_clear()
-    found = check.problems(small_tree, lists)
+    check_public_api.parse.cache_clear()
+    found = check_public_api.problems(small_tree, lists)
     assert [fault.split(" ")[0] for fault in found] == ["gnn_eval.planted", "gnn_eval.score_links", "gnn_eval.planted"]
     assert "has no docstring" in found[0]
     assert "not public any more" in found[1]
@@ -105,8 +104,7 @@ def test_names_that_come_go_or_have_no_docstring_are_found(small_tree):
 
 
 def test_nothing_is_unfinished_and_every_block_is_run_or_says_why_not():
-    check = load_tool("check_text")
-    assert [*check.block_problems(ROOT), *check.unfinished(ROOT), *check.bare_skips(ROOT)] == []
+    assert [*check_text.block_problems(ROOT), *check_text.unfinished(ROOT), *check_text.bare_skips(ROOT)] == []
 
 
 @pytest.mark.parametrize(
@@ -119,7 +117,7 @@ def test_nothing_is_unfinished_and_every_block_is_run_or_says_why_not():
 )
 def test_a_block_that_nobody_runs_is_found(tmp_path, text, fault):
     (tmp_path / "README.md").write_text(text)
-    (found,) = load_tool("check_text").block_problems(tmp_path)
+    (found,) = check_text.block_problems(tmp_path)
     assert fault in found
 
 
@@ -147,17 +145,17 @@ Then
 y = 2
 ```
 """
-    blocks = list(load_tool("check_text").code_blocks(text))
+    blocks = list(check_text.code_blocks(text))
     kinds = [("cell", None), ("shell", None), ("python", None), ("data", None), ("python", "needs a cluster")]
     assert [(block.kind, block.reason) for block in blocks] == kinds
 
 
 def test_marks_of_unfinished_work_and_bare_skips_are_found(tmp_path):
-    check, mark = load_tool("check_text"), "TO" + "DO"
+    mark = "TO" + "DO"
     (tmp_path / "a.py").write_text(f"# {mark}: later\nimport pytest\npytest.skip()\nraise NotImplementedError\n")
     (tmp_path / "b.py").write_text("@pytest.mark.skipif(x, reason='no device')\ndef f(): raise ValueError('no')\n")
-    assert [fault.split(":")[0] for fault in check.unfinished(tmp_path)] == ["a.py"]
-    assert [fault.split(":")[1] for fault in check.bare_skips(tmp_path)] == ["4", "3"]
+    assert [fault.split(":")[0] for fault in check_text.unfinished(tmp_path)] == ["a.py"]
+    assert [fault.split(":")[1] for fault in check_text.bare_skips(tmp_path)] == ["4", "3"]
 
 
 # -- changes -----------------------------------------------------------------------------------------------------------
@@ -169,11 +167,10 @@ def test_fragments_are_gathered_and_wrong_ones_are_found(small_tree):
     changes = small_tree / "packages/gnn-eval/changes"
     changes.mkdir()
     (changes / "+blocks.fixed.md").write_text("Blocks without edges are evaluated.")
-    check = load_tool("changelog")
-    assert check.problems(small_tree) == []
+    assert changelog.problems(small_tree) == []
     (changes / "+wish.wanted.md").write_text("More.")
     (changes / "+silent.added.md").write_text("\n")
-    faults = check.problems(small_tree)
+    faults = changelog.problems(small_tree)
     assert [fault.split(" ")[0] for fault in faults] == [f"packages/gnn-eval/changes/{n}" for n in (
         "+silent.added.md", "+wish.wanted.md")]  # fmt: skip
 
@@ -188,7 +185,7 @@ def test_a_release_moves_fragments_into_the_changelog(small_tree):
     (changes / "+blocks.fixed.md").write_text("Blocks without edges are evaluated.")
     subprocess.run(["git", "init", "-q", str(small_tree)], check=True)
     subprocess.run(["git", "-C", str(small_tree), "add", "packages"], check=True)
-    assert load_tool("changelog").build(small_tree, "gnn-eval", is_draft=False) == 0
+    assert changelog.build(small_tree, "gnn-eval", is_draft=False) == 0
     text = (small_tree / "packages/gnn-eval/CHANGELOG.md").read_text()
     assert text.index("newest release below") < text.index("Blocks without edges") < text.index("(unreleased)")
     assert not (changes / "+blocks.fixed.md").exists()
@@ -209,18 +206,17 @@ def write_wheel(folder: Path, requires: str, content: str = "x = 1\n") -> Path:
 
 
 def test_a_wheel_that_pulls_a_sibling_is_found(tmp_path):
-    check = load_tool("check_wheels")
-    assert check.problems(write_wheel(tmp_path / "a", "core-kernels>=0.1")) == []
-    (fault,) = check.problems(write_wheel(tmp_path / "b", "gnn_comm>=0.1"))
+    assert check_wheels.problems(write_wheel(tmp_path / "a", "core-kernels>=0.1")) == []
+    (fault,) = check_wheels.problems(write_wheel(tmp_path / "b", "gnn_comm>=0.1"))
     assert "requires gnn-comm, a sibling" in fault
 
 
 def test_builds_that_differ_are_found(tmp_path):
-    check, folders = load_tool("check_wheels"), [tmp_path / name for name in "abc"]
+    folders = [tmp_path / name for name in "abc"]
     for folder, content in zip(folders, ("x = 1\n", "x = 1\n", "x = 2\n"), strict=True):
         write_wheel(folder, "torch", content)
-    assert check.differences(folders[0], folders[1]) == []
-    assert "differs between two builds" in check.differences(folders[0], folders[2])[0]
+    assert check_wheels.differences(folders[0], folders[1]) == []
+    assert "differs between two builds" in check_wheels.differences(folders[0], folders[2])[0]
 
 
 # -- reports -----------------------------------------------------------------------------------------------------------
@@ -230,7 +226,7 @@ def compare(tmp_path, before, after, *arguments, suffix="json"):
     paths = [tmp_path / f"{name}.{suffix}" for name in ("before", "after")]
     for path, content in zip(paths, (before, after), strict=True):
         path.write_text(content if suffix == "md" else json.dumps(content))
-    return load_tool("compare_reports").main([*map(str, paths), *arguments])
+    return compare_reports.main([*map(str, paths), *arguments])
 
 
 def test_a_slower_line_and_a_lower_rate_are_worse(tmp_path, capsys):
@@ -271,27 +267,25 @@ def test_reports_without_a_common_line_are_refused(tmp_path):
 
 
 def test_at_least_sixty_wrong_calls_are_audited_and_shown():
-    tool = load_tool("error_reference")
     packages = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
-    counts = tool.count_rows(tool.PAGE)
-    assert tool.problems(counts, packages) == []
+    counts = error_reference.count_rows(error_reference.PAGE)
+    assert error_reference.problems(counts, packages) == []
     assert sum(counts.values()) >= 60
 
 
 @pytest.mark.slow
 def test_the_page_shows_what_the_packages_say_today():
-    assert load_tool("error_reference").main(["--live"]) == 0
+    assert error_reference.main(["--live"]) == 0
 
 
 def test_a_package_with_few_calls_is_found(tmp_path):
-    tool, page = load_tool("error_reference"), tmp_path / "messages.md"
-    page.write_text(tool.render({"autopar": [("E", f"`` m{i} ``") for i in range(7)]}))
-    assert tool.count_rows(page) == {"autopar": 7}
-    (fault,) = tool.problems(tool.count_rows(page), ["autopar"])
+    page = tmp_path / "messages.md"
+    page.write_text(error_reference.render({"autopar": [("E", f"`` m{i} ``") for i in range(7)]}))
+    assert error_reference.count_rows(page) == {"autopar": 7}
+    (fault,) = error_reference.problems(error_reference.count_rows(page), ["autopar"])
     assert "autopar shows 7 wrong calls; expected at least 8" in fault
 
 
 def test_a_message_becomes_one_cell_without_places_of_this_machine():
-    tool = load_tool("error_reference")
     text = f"{ROOT}/packages/x.py: /tmp/tmpab12/jobs.csv holds\n3 | 4 at 0x7f12"
-    assert tool.as_cell(text, ROOT) == "`` packages/x.py: FOLDER/jobs.csv holds 3 \\| 4 at 0x... ``"
+    assert error_reference.as_cell(text, ROOT) == "`` packages/x.py: FOLDER/jobs.csv holds 3 \\| 4 at 0x... ``"
