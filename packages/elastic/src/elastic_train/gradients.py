@@ -25,7 +25,8 @@ class _Bucket:
     """Some parameters whose gradients travel together."""
 
     def __init__(self, parameters: list[nn.Parameter]):
-        self.buffer = torch.zeros(sum(p.numel() for p in parameters), dtype=parameters[0].dtype)
+        first, length = parameters[0], sum(p.numel() for p in parameters)
+        self.buffer = torch.zeros(length, dtype=first.dtype, device=first.device)
         parts = self.buffer.split([p.numel() for p in parameters])
         self.views = {p: part.view(p.shape) for p, part in zip(parameters, parts, strict=True)}
         self.filled: set[nn.Parameter] = set()
@@ -109,11 +110,11 @@ class GradientSum:
 
 
 def make_buckets(module: nn.Module, bucket_bytes: int) -> list[_Bucket]:
-    """Return the parameters that require gradients in buckets of one type each, the last parameters first."""
+    """Return the parameters that require gradients in buckets of one type and device each, last ones first."""
     buckets: list[_Bucket] = []
     current: list[nn.Parameter] = []
     for parameter in reversed([p for p in module.parameters() if p.requires_grad]):
-        if current and parameter.dtype != current[0].dtype:
+        if current and (parameter.dtype, parameter.device) != (current[0].dtype, current[0].device):
             buckets.append(_Bucket(current))
             current = []
         current.append(parameter)

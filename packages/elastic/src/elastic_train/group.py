@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -79,11 +80,24 @@ class Links:
         members: Worker ids in order of rank.
         rank: This worker's rank.
         size: Number of members.
+        peers: The members that hold the same part of the state as this one; all of them unless it is sharded.
     """
 
     def __init__(self, number: int, members: Sequence[str], rank: int, group: Any):
         self.number, self.members, self.rank, self.size = number, tuple(members), rank, len(members)
         self._group = group
+        self.peers = self
+
+    def newest_peers(self, steps: Sequence[int]) -> list[int]:
+        """Return the ranks, among ``peers``, of those that have the newest state.
+
+        Args:
+            steps: Steps of each member, plus one; 0 for one that has none. All 0 makes rank 0's the state.
+        """
+        newest = max(steps)
+        if not newest:
+            return [0]
+        return [rank for rank, member in enumerate(self.peers.members) if steps[self.members.index(member)] == newest]
 
     def sum_async(self, tensor: Tensor) -> Any:
         """Start summing a tensor in place over all members; returns a handle with ``wait()``."""
@@ -123,3 +137,11 @@ class Links:
     def drop(self) -> None:
         """Close the connections."""
         self._group = None
+
+    def retire(self) -> None:
+        """Close the connections in the background; for a group that no member waits in.
+
+        Closing joins the group's threads, which takes milliseconds.
+        """
+        held, self._group = [self._group], None
+        threading.Thread(target=held.clear, daemon=True).start()

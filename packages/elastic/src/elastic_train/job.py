@@ -188,7 +188,7 @@ class Job:
         except RuntimeError as error:
             self._recover(error, number)
         if old is not None:
-            old.drop()
+            old.retire()
         info = self._info(True, time.monotonic() - begin)
         self.events.write("switched", generation=number, step=self.step, seconds=info.pause_seconds)
         return info
@@ -272,10 +272,9 @@ class Job:
         assert self.gradients is not None
         assert self.state is not None
         steps = links.gather(self.step + 1 if self._has_run else 0) if links.size > 1 else [1]
-        sources = [rank for rank, step in enumerate(steps) if step == max(steps)] if max(steps) else [0]
         progress = {"step": self.step, "epoch": self.epoch, "cursor": self.cursor}
         with located("taking the state", self.agent.worker, links.rank):
-            progress = self.state.share(links, sources, progress)
+            progress = self.state.share(links.peers, links.newest_peers(steps), progress)
         self.step, self.epoch, self.cursor = progress["step"], progress["epoch"], progress["cursor"]
         self.links = self.gradients.links = links
         self._has_run = True

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -29,6 +29,13 @@ __all__ = ["State"]
 
 # Below this size tensors share a message: gloo's cost of one more message is that of about this many bytes.
 _SMALL_BYTES = 1 << 20
+
+
+@runtime_checkable
+class _Sharded(Protocol):
+    """A tensor of which each process holds a part, such as a ``DTensor``."""
+
+    def to_local(self) -> Tensor: ...
 
 
 class _Slot:
@@ -65,7 +72,7 @@ class State:
 
     def num_bytes(self) -> int:
         """Return the bytes of all tensors."""
-        return sum(tensor.numel() * tensor.element_size() for _, tensor in self._capture()[1])
+        return sum(tensor.nbytes for tensor in _locals(self._capture()[1]))
 
     def _capture(self) -> tuple[Any, list[tuple[str, Tensor]]]:
         """Return the state with slots in place of tensors, and the tensors with their names."""
@@ -168,9 +175,15 @@ def _lower(value: Any, tensors: list[Tensor]) -> Any:
     return value
 
 
+def _locals(tensors: list[tuple[str, Tensor]]) -> list[Tensor]:
+    """Return what this process holds of the tensors: of a sharded one, its shard, in place."""
+    with torch.no_grad():
+        return [value.to_local() if isinstance(value, _Sharded) else value for _, value in tensors]
+
+
 def _pieces(tensors: list[tuple[str, Tensor]], num_shares: int, share: int) -> list[Tensor]:
     """Return one share of the stream of bytes, as views of the tensors."""
-    views = [tensor.reshape(-1).view(torch.uint8) for _, tensor in tensors if tensor.numel()]
+    views = [tensor.reshape(-1).view(torch.uint8) for tensor in _locals(tensors) if tensor.numel()]
     total = sum(len(view) for view in views)
     begin, end = total * share // num_shares, total * (share + 1) // num_shares
     pieces, offset = [], 0
