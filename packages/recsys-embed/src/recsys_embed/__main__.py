@@ -1,7 +1,6 @@
-"""``python -m recsys_embed`` is the command ``recsys-embed``."""
-
-from __future__ import annotations
+"""Lets ``python -m recsys_embed`` be the ``recsys-embed`` command."""
 
 from recsys_embed.cli import main
 
-raise SystemExit(main())
+if __name__ == "__main__":
+    raise SystemExit(main())
