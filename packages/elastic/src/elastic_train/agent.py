@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
+from elastic_train.background import let_go
 from elastic_train.coordinator import Limits, Member, decide
 from elastic_train.election import Election
 from elastic_train.errors import FencedError, StoreError
@@ -54,6 +55,14 @@ class Agent:
         token: The job's token.
         straggler_ratio: A worker that computes this many times as long as the median is replaced; ``None`` for none.
         cohort: Name and size of a set of newcomers that join in one switch.
+        num_shards: Processes that hold the model together; this worker's id then ends in a dot and its shard.
+
+    Attributes:
+        device: Where the module's gradients are.
+        interface: As given.
+        token: As given.
+        num_shards: As given.
+        limits: As given.
     """
 
     def __init__(
@@ -70,20 +79,24 @@ class Agent:
         token: str = "",
         straggler_ratio: float | None = None,
         cohort: tuple[str, int] = ("", 1),
+        num_shards: int = 1,
     ):
         self._store, self._prefix, self._worker = store, f"{job}/", worker
-        self.limits, self._events, self._interface = limits, events, interface
+        self.limits, self._events, self.interface = limits, events, interface
         self._lease_seconds, self._timeout_seconds, self._poll_seconds = lease_seconds, timeout_seconds, poll_seconds
         self._election = Election(store, self._prefix + "leader", worker, lease_seconds)
         self._log = GenerationLog(store, self._prefix + "generation", worker)
         self._lock, self._wake, self._stop = threading.RLock(), threading.Event(), threading.Event()
+        self._publishing = threading.Lock()
         pid = os.getpid()
         self._member = Member(
             worker, "ready", 0, socket.gethostname(), pid, start_ticks(pid), time.time(), address=interface,
-            cohort=cohort[0], cohort_size=cohort[1],
+            cohort=cohort[0], cohort_size=cohort[1], replica=worker.rpartition(".")[0] if num_shards > 1 else "",
+            replica_size=num_shards,
         )  # fmt: skip
         self._watch, self._leader = Watch(worker, lease_seconds), None
-        self._token, self._straggler_ratio = token, straggler_ratio
+        self.token, self._straggler_ratio = token, straggler_ratio
+        self.num_shards, self.device = num_shards, "cpu"
         self.connect: Callable[..., Links] = connect
         self._offer: tuple[int, Links | None] = (0, None)
         self._building, self._claimed = 0, 0
@@ -114,6 +127,26 @@ class Agent:
         """Whether a generation includes this worker."""
         return self._worker in generation.members
 
+    def describe(self, **fields: Any) -> None:
+        """Set facts of this worker's record; they are published with the next renewal."""
+        with self._lock:
+            self._member = replace(self._member, **fields)
+
+    def sees_workers(self) -> bool:
+        """Whether a worker of the job trains at present, as far as the store says."""
+        members = [Member(**entry.value) for entry in self._store.scan(f"{self._prefix}member/").values()]
+        return any(m.phase in ("running", "failed") and not is_gone(m) for m in members)
+
+    @property
+    def store(self) -> Store:
+        """The job's store."""
+        return self._store
+
+    @property
+    def job_id(self) -> str:
+        """Name of the job."""
+        return self._prefix.removesuffix("/")
+
     def start(self) -> None:
         """Publish this worker as ready and begin."""
         self.publish_ready()
@@ -128,10 +161,10 @@ class Agent:
         self._publish()
 
     def report_running(self, generation: int) -> None:
-        """Publish that this worker trains in a generation."""
+        """Let this worker's thread publish that it trains in a generation; the training goes on meanwhile."""
         with self._lock:
             self._member = replace(self._member, phase="running", generation=generation, replaces="", num_timed=0)
-        self._publish()
+            self._due = 0.0
         self._wake.set()
 
     def report_failed(self, generation: int) -> int:
@@ -203,9 +236,10 @@ class Agent:
         return f"{self._prefix}member/{worker}"
 
     def _publish(self) -> None:
-        with self._lock:
-            self._store.put(self._key(self._worker), asdict(self._member), None, self._lease_seconds)
-            self._due = time.monotonic() + self._lease_seconds / 4
+        with self._publishing:  # one at a time, so that the newest comes last; the training thread need not wait
+            with self._lock:
+                member, self._due = self._member, time.monotonic() + self._lease_seconds / 4
+            self._store.put(self._key(self._worker), asdict(member), None, self._lease_seconds)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -288,7 +322,7 @@ class Agent:
             self.newest = self._log.commit(epoch, self.newest.number)
             self._events.write("commit", generation=self.newest.number, members=list(self.newest.members))
             return
-        self._server, address = serve_rendezvous(self._interface)
+        self._server, address = serve_rendezvous(self.interface)
         self.newest = self._log.propose(epoch, change.members, address, change.reason)
         self._events.write("propose", generation=self.newest.number, members=list(change.members), reason=change.reason)
 
@@ -318,7 +352,8 @@ class Agent:
     def _build(self, generation: Generation) -> None:
         begin = time.monotonic()
         try:
-            links = self.connect(generation, self._worker, self._interface, self._timeout_seconds, self._token)
+            place = (self._worker, self.interface, self._timeout_seconds, self.token, self.num_shards, self.device)
+            links = self.connect(generation, *place)
         except RuntimeError as error:
             self._events.write("unconnected", generation=generation.number, error=str(error)[:300])
             with self._lock:
@@ -328,6 +363,7 @@ class Agent:
         with self._lock:
             is_newest = self._member.generation < generation.number == self._building
             if is_newest:
+                let_go()  # from here on the others wait for this worker
                 self._offer = (generation.number, links)
         if is_newest:
             seconds = time.monotonic() - begin

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_PARTS = ("change", "restart", "scale-in", "vote", "peers")
+_PARTS = ("change", "restart", "prepare", "scale-in", "vote", "peers")
 _FORMATS = ("pollux", "philly", "tiresias", "alibaba")
 
 
@@ -166,7 +166,7 @@ def _simulate(args: argparse.Namespace) -> dict[str, Any]:
 def _bench(args: argparse.Namespace) -> dict[str, Any]:
     from elastic_train.bench.command import run_bench
 
-    return run_bench(args.megabytes, args.changes, args.step_seconds, args.parts)
+    return run_bench(args.megabytes, args.changes, args.step_seconds, args.parts, args.prepare_step_seconds)
 
 
 def _read_trace(args: argparse.Namespace) -> Any:
@@ -214,7 +214,8 @@ def _command_line() -> CommandLine:
     )  # fmt: skip
     bench.add_argument("--megabytes", type=float, nargs="+", default=[6.0, 100.0], help="sizes of the state")
     bench.add_argument("--changes", nargs="+", default=["2:3"], metavar="OLD:NEW", help="numbers of workers")
-    bench.add_argument("--step-seconds", type=float, default=0.05, help="what a step sleeps at the smallest size")
+    bench.add_argument("--step-seconds", type=float, default=0.02, help="what a step sleeps")
+    bench.add_argument("--prepare-step-seconds", type=float, default=0.1, help="the same while a newcomer gets ready")
     bench.add_argument("--parts", nargs="+", default=list(_PARTS), choices=_PARTS, help="what to measure")
     return cli
 

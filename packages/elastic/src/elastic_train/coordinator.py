@@ -10,15 +10,18 @@ ready     prepared, waits to be taken in
 running   trains in ``generation``
 failed    lost a peer in ``generation``, waits for a generation of the survivors
 ========  =============================================================================
+
+Where several processes hold one replica of a sharded model, they come and go together: while one of them is missing,
+the others do not count.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elastic_train.generation import Generation
 
-__all__ = ["Change", "Limits", "Member", "decide"]
+__all__ = ["Change", "Limits", "Member", "decide", "whole_replicas"]
 
 _COHORT_SECONDS = 60.0
 
@@ -45,6 +48,10 @@ class Member:
         num_timed: Steps in these means.
         cohort: Name of a set of newcomers that join in one switch, empty for none.
         cohort_size: Their number.
+        replica: Name of the replica that it holds a shard of, empty when it holds the whole model.
+        replica_size: Processes of the replica.
+        data: How often its data loader lets a sample count, ``"exactly once"`` or ``"at least once"``.
+        can_restore: Whether it can begin at a checkpoint.
     """
 
     worker: str
@@ -64,6 +71,10 @@ class Member:
     num_timed: int = 0
     cohort: str = ""
     cohort_size: int = 1
+    replica: str = ""
+    replica_size: int = 1
+    data: str = ""
+    can_restore: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,8 +108,10 @@ def decide(newest: Generation | None, alive: dict[str, Member], limits: Limits, 
     >>> decide(None, {"a": Member("a")}, Limits(min_workers=1)).members
     ('a',)
     """
+    alive = whole_replicas(alive)
     ready = sorted(
-        (m for m in alive.values() if m.phase == "ready"), key=lambda m: (not m.replaces, m.joined, m.worker)
+        (m for m in alive.values() if m.phase == "ready"),
+        key=lambda m: (not m.replaces, m.joined, m.replica, m.worker),
     )
     newcomers = [m.worker for m in ready if not m.is_leaving]
     if newest is None:
@@ -124,6 +137,32 @@ def decide(newest: Generation | None, alive: dict[str, Member], limits: Limits, 
             return Change(tuple(newcomers[: limits.max_workers]), "start") if enough else None
         return _resize(newest, base, newcomers, alive, limits, is_forced=True)
     return _resize(newest, [w for w in newest.members if w in alive], newcomers, alive, limits)
+
+
+def whole_replicas(alive: dict[str, Member]) -> dict[str, Member]:
+    """Return the members without those of incomplete replicas; what is said of one holds for its whole replica.
+
+    >>> alive = {name: Member(name, replica=name[:2], replica_size=2) for name in ("r0.0", "r0.1", "r1.1")}
+    >>> list(whole_replicas(alive))
+    ['r0.0', 'r0.1']
+    """
+    if not any(member.replica for member in alive.values()):
+        return alive
+    replicas: dict[str, list[Member]] = {}
+    for member in alive.values():
+        replicas.setdefault(member.replica or member.worker, []).append(member)
+    whole = {}
+    for members in replicas.values():
+        if len(members) == 1 and not members[0].replica:
+            whole[members[0].worker] = members[0]
+        elif len(members) >= members[0].replica_size:
+            shared = {
+                "joined": max(m.joined for m in members),
+                "is_leaving": any(m.is_leaving for m in members),
+                "replaces": next((m.replaces for m in members if m.replaces), ""),
+            }
+            whole.update((m.worker, replace(m, **shared)) for m in members)
+    return whole
 
 
 def _has_its_cohort(member: Member, ready: list[Member], now: float) -> bool:
@@ -156,6 +195,8 @@ def _resize(
 ) -> Change | None:
     """Let those go that want to, take in those that wait."""
     replaced = {alive[w].replaces for w in newcomers}
+    replicas = {alive[w].replica for w in replaced if w in alive} - {""}
+    replaced |= {w for w in alive if alive[w].replica in replicas}
     staying = [w for w in base if not alive[w].is_leaving and w not in replaced]
     wanted = (staying + newcomers)[: limits.max_workers]
     if len(wanted) < limits.min_workers:

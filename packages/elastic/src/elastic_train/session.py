@@ -36,7 +36,7 @@ def init(
     straggler_ratio: float | None = None,
     logical_workers: int = 0,
 ) -> Job:
-    """Make this process a worker of a job; what is left out comes from the launcher's environment.
+    """Make this process a worker of a job; what is left out comes from the launcher's environment, torchrun's too.
 
     Args:
         store: Address of the job's store, see :func:`elastic_train.stores.open_store`.
@@ -70,6 +70,9 @@ def init(
     from elastic_train.stores import find_token, open_store
 
     address, name = store or os.environ.get("ELASTIC_TRAIN_STORE"), job_id or os.environ.get("ELASTIC_TRAIN_JOB")
+    place = interface or os.environ.get("ELASTIC_TRAIN_INTERFACE") or "127.0.0.1"
+    if not name or not address:
+        address, name, worker_id, min_workers = _ask_torchrun(address, name, worker_id, min_workers, place)
     if not address or not name:
         missing = "store" if not address else "job_id"
         raise input_error(missing, None, "a value", "pass it, or start the script with elastic-train run")
@@ -85,13 +88,29 @@ def init(
         _check_free(opened, name, worker)
     lease = lease_seconds or float(os.environ.get("ELASTIC_TRAIN_LEASE_SECONDS", "2.0"))
     events = EventLog(os.environ.get("ELASTIC_TRAIN_EVENTS"), worker)
-    place = interface or os.environ.get("ELASTIC_TRAIN_INTERFACE") or "127.0.0.1"
     agent = Agent(opened, name, worker, limits, events, lease, timeout_seconds, place, 0.02, secret, straggler_ratio,
-                  _cohort())  # fmt: skip
+                  _cohort(), _num_shards())  # fmt: skip
     _job = Job(agent, events, logical_workers=logical_workers)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: agent.ask_to_leave())
     return _job
+
+
+def _ask_torchrun(address, name, worker, least, interface) -> tuple:
+    """Fill what is missing from the environment of torchrun, if that started this process."""
+    from elastic_train.launchers.torchrun import find_torchrun, open_torchrun_store
+
+    found = find_torchrun(os.environ)
+    if found is None:
+        return address, name, worker, least
+    worker = worker or os.environ.get("ELASTIC_TRAIN_WORKER") or f"rank{found.rank}"
+    with located("meeting the workers of torchrun", worker, found.rank):
+        address = address or open_torchrun_store(found, interface)
+    return address, name or found.run, worker, found.world_size if least is None else least
+
+
+def _num_shards() -> int:
+    return int(os.environ.get("ELASTIC_TRAIN_SHARDS", "1"))
 
 
 def _limits(min_workers: int | None, max_workers: int | None, logical_workers: int) -> Limits:
@@ -105,7 +124,8 @@ def _limits(min_workers: int | None, max_workers: int | None, logical_workers: i
     if logical_workers < 0 or 0 < logical_workers < least:
         expected = f"0, or at least min_workers={least}"
         raise input_error("logical_workers", logical_workers, expected, "use a multiple of the usual number of workers")
-    return Limits(least, min(most, logical_workers) if logical_workers else most)
+    most, size = min(most, logical_workers) if logical_workers else most, _num_shards()
+    return Limits(least * size, most * size)
 
 
 def _number(value: int | None, variable: str, default: int) -> int:

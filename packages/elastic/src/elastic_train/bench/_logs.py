@@ -55,4 +55,4 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = 240.0) 
     while not condition():
         if time.monotonic() > deadline:
             raise JobStateError(f"{what} did not happen: expected within {seconds:g} s; run on a quieter machine")
-        time.sleep(0.05)
+        time.sleep(0.2)  # seldom, as each look reads the logs and takes time from those it watches

@@ -35,7 +35,8 @@ def start_job(
     """Start a job of the benchmark's workers."""
     command = [sys.executable, "-m", "elastic_train.bench._elastic", str(folder), str(megabytes), str(step_seconds)]
     environment = QUIET | {"ELASTIC_TRAIN_LEASE_SECONDS": "10"}
-    job = LocalJob(command, folder, min_workers=min_workers or num_workers, environment=environment, niceness=19)
+    least = min_workers or num_workers
+    job = LocalJob(command, folder, min_workers=least, environment=environment, niceness=19, in_background=True)
     job.scale_out(num_workers)
     return job
 
@@ -51,9 +52,9 @@ def measure_change(old: int, new: int, megabytes: float, step_seconds: float, nu
         num_steps: Steps to look at before the change.
 
     Returns:
-        ``gap_seconds`` from the last step of the old workers to the first of all, as worker 0 saw it;
+        ``pause_seconds`` from the last step of the old workers to the first of all, that step included;
         ``limit_seconds``, one step plus the state's bytes over the measured bandwidth of a broadcast;
-        ``pause_seconds``, how long the switch itself held worker 0 up; ``prepare_throughput``, steps per second while
+        ``switch_seconds``, how long the switch itself held a worker up; ``prepare_throughput``, steps per second while
         newcomers prepared, over that before; and what these come from.
     """
     with tempfile.TemporaryDirectory() as name:
@@ -68,23 +69,22 @@ def measure_change(old: int, new: int, megabytes: float, step_seconds: float, nu
         broadcast = next(line["broadcast_seconds"] for line in reversed(lines) if "broadcast_seconds" in line)
         before = [gap for gap, line in gaps(lines) if line["at"] < called][-num_steps:]
         during = [gap for gap, line in gaps(lines) if line["at"] > called and line["size"] == old]
-        gap = changeover_seconds(lines, old, new, called)
-        pause = max(line["pause_seconds"] for line in lines if line["size"] == new)
+        pause = changeover_seconds(lines, old, new, called)
+        switch = max(line["pause_seconds"] for line in lines if line["size"] == new)
         step = median_step(lines, new)
         events = read_events(job.events)
     connect = [e["seconds"] for e in events if e["event"] == "connected"]
     return {
-        "change": f"{old} to {new}",
-        "state_megabytes": megabytes,
         "step_seconds": median(before),
         "step_seconds_after": step,
         "broadcast_bytes_per_second": megabytes * 1e6 / broadcast,
         "limit_seconds": step + broadcast,
-        "gap_seconds": gap,
-        "gap_over_limit": gap / (step + broadcast),
         "pause_seconds": pause,
+        "pause_over_limit": pause / (step + broadcast),
+        "switch_seconds": switch,
         "connect_seconds": max(connect),
         "prepare_seconds": sum(during),
+        "prepare_step_seconds": median(before),
         "prepare_throughput": mean(before) / mean(during),
     }
 
@@ -130,8 +130,12 @@ def measure_vote(num_workers: int, step_seconds: float = 0.05) -> dict[str, Any]
     return {"workers": num_workers, "vote_seconds": vote, "vote_over_step": vote / step_seconds}
 
 
-def measure_restart(old: int, new: int, megabytes: float, step_seconds: float) -> dict[str, Any]:
-    """Stop a job of plain workers in good order, with a checkpoint, and start it again in another size."""
+def measure_restart(old: int, new: int, megabytes: float, step_seconds: float) -> float:
+    """Stop a job of plain workers in good order, with a checkpoint, and start it again in another size.
+
+    Returns:
+        Seconds from the last step of the old size to the first of the new one.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder, processes = Path(name), []
         try:
@@ -144,12 +148,11 @@ def measure_restart(old: int, new: int, megabytes: float, step_seconds: float) -
                 process.wait(60)
             processes = _start_plain(folder, new, megabytes, step_seconds)
             wait_until(lambda: any(line["size"] == new for line in read_logs(folder)), "the restart")
-            gap = changeover_seconds(read_logs(folder), old, new, called)
+            return changeover_seconds(read_logs(folder), old, new, called)
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
-    return {"change": f"{old} to {new}", "state_megabytes": megabytes, "restart_seconds": gap}
 
 
 def _start_plain(folder: Path, size: int, megabytes: float, step_seconds: float) -> list[subprocess.Popen[bytes]]:

@@ -14,31 +14,51 @@ from elastic_train.errors import input_error
 __all__ = ["run_bench"]
 
 
+_SIDE_BY_SIDE = ("system", "change", "state_megabytes", "step_seconds", "pause_seconds", "recovery_seconds")
+
+
 def run_bench(
-    megabytes: Sequence[float], changes: Sequence[str], step_seconds: float, parts: Sequence[str]
+    megabytes: Sequence[float],
+    changes: Sequence[str],
+    step_seconds: float,
+    parts: Sequence[str],
+    prepare_step_seconds: float = 0.1,
 ) -> dict[str, Any]:
     """Measure and show.
 
     Args:
         megabytes: Sizes of the state.
         changes: Numbers of workers before and after, ``OLD:NEW``.
-        step_seconds: What a step sleeps; ten times as long from 100 MB of state on, as such models take longer.
-        parts: Among ``change``, ``restart``, ``scale-in``, ``vote`` and ``peers``.
+        step_seconds: What a step sleeps, in place of an accelerator's work.
+        parts: Among ``change``, ``restart``, ``prepare``, ``scale-in``, ``vote`` and ``peers``.
+        prepare_step_seconds: The same, where throughput is measured while a newcomer gets ready.
 
     Returns:
-        The figures of each part.
+        ``sizes``, one entry per system, change and size, with ``pause_seconds`` (from the last step of the old workers
+        to the first of all, that step included), ``restart_seconds`` (the same when the job is stopped in good order
+        and started again), ``step_seconds``, ``broadcast_bytes_per_second`` and ``prepare_throughput`` where measured;
+        and the other parts under their names.
     """
     sizes = [(_workers(change), size) for size in megabytes for change in changes]
-    result: dict[str, Any] = {}
-    if "change" in parts:
-        result["changes"] = []
-        for (old, new), size in sizes:
-            result["changes"].append(measure_change(old, new, size, _sleep(size, step_seconds)))
-            say(f"{old} to {new}, {size:g} MB: done")
-        _show_changes(result["changes"])
-    if "restart" in parts:
-        result["restarts"] = [measure_restart(old, new, size, _sleep(size, step_seconds)) for (old, new), size in sizes]
-        _show_restarts(result)
+    result: dict[str, Any] = {"sizes": []}
+    for (old, new), size in sizes:
+        row: dict[str, Any] = {"system": "elastic-train", "change": f"{old} to {new}", "state_megabytes": size}
+        if "change" in parts:
+            row |= measure_change(old, new, size, step_seconds)
+        if "restart" in parts:
+            row["restart_seconds"] = measure_restart(old, new, size, step_seconds)
+        if "prepare" in parts:
+            slow = measure_change(old, new, size, prepare_step_seconds)
+            row |= {"prepare_throughput": slow["prepare_throughput"], "prepare_step_seconds": slow["step_seconds"]}
+        if {"change", "restart"} <= set(parts):
+            row["restart_over_pause"] = row["restart_seconds"] / row["pause_seconds"]
+        if "peers" in parts:
+            row["recovery_seconds"] = measure_kill(new, size, step_seconds)["recovery_seconds"]
+        result["sizes"].append(row)
+        say(f"{old} to {new}, {size:g} MB: done")
+        if "peers" in parts:
+            result["sizes"] += _measure_peers(old, new, size, step_seconds)
+    _show_sizes(result["sizes"], parts)
     if "scale-in" in parts:
         result["scale_in"] = [measure_scale_in(3, megabytes[0], step_seconds, leader) for leader in (False, True)]
         keys = ("change", "step_seconds", "longest_step_seconds", "longest_over_median", "steps_redone")
@@ -46,10 +66,6 @@ def run_bench(
     if "vote" in parts:
         result["vote"] = [measure_vote(workers) for workers in (2, 4)]
         _show("Commit vote, of a step of 50 ms", ("workers", "vote_seconds", "vote_over_step"), result["vote"])
-    if "peers" in parts:
-        result["peers"] = _measure_peers(megabytes[0], step_seconds)
-        title = f"Two workers take a third, then one of three is killed; {megabytes[0]:g} MB"
-        _show(title, ("system", "join_seconds", "recovery_seconds"), result["peers"])
     return result
 
 
@@ -60,34 +76,29 @@ def _workers(change: str) -> tuple[int, int]:
     return int(old), int(new)
 
 
-def _sleep(megabytes: float, step_seconds: float) -> float:
-    return step_seconds * (10 if megabytes >= 100 else 1)
-
-
-def _measure_peers(megabytes: float, step_seconds: float) -> list[dict[str, Any]]:
-    join, kill = measure_change(2, 3, megabytes, step_seconds), measure_kill(3, megabytes, step_seconds)
-    own = {"system": "elastic-train", "join_seconds": join["gap_seconds"], "recovery_seconds": kill["recovery_seconds"]}
-    torchft = measure_torchft(megabytes, step_seconds)
+def _measure_peers(old: int, new: int, megabytes: float, step_seconds: float) -> list[dict[str, Any]]:
+    torchft = measure_torchft(old, new, megabytes, step_seconds)
     if torchft is None:
         say("torchft is not installed, so it is left out; pip install torchft==0.2.0")
-    return [own, *([torchft] if torchft else []), measure_torchrun(megabytes, step_seconds)]
+    return [*([torchft] if torchft else []), measure_torchrun(old, new, megabytes, step_seconds)]
 
 
 def _show(title: str, keys: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
-    cells = [[f"{row[key]:.4g}" if isinstance(row[key], float) else row[key] for key in keys] for row in rows]
-    table(title, [key.replace("_", " ") for key in keys], cells)
+    table(title, [key.replace("_", " ") for key in keys], [[_cell(row.get(key)) for key in keys] for row in rows])
 
 
-def _show_changes(rows: Sequence[dict[str, Any]]) -> None:
-    keys = ("change", "state_megabytes", "step_seconds", "gap_seconds", "limit_seconds", "gap_over_limit")
-    _show("Growing while training", (*keys, "pause_seconds", "prepare_throughput"), rows)
+def _cell(value: Any) -> Any:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else value
 
 
-def _show_restarts(result: dict[str, Any]) -> None:
-    gaps = {(row["change"], row["state_megabytes"]): row for row in result.get("changes", ())}
-    for row in result["restarts"]:
-        same = gaps.get((row["change"], row["state_megabytes"]))
-        row["restart_over_gap"] = row["restart_seconds"] / same["gap_seconds"] if same else float("nan")
-        row["restart_over_pause"] = row["restart_seconds"] / same["pause_seconds"] if same else float("nan")
-    keys = ("change", "state_megabytes", "restart_seconds", "restart_over_gap", "restart_over_pause")
-    _show("Stopping and restarting", keys, result["restarts"])
+def _show_sizes(rows: Sequence[dict[str, Any]], parts: Sequence[str]) -> None:
+    own, place = [row for row in rows if row["system"] == "elastic-train"], ("change", "state_megabytes")
+    if "change" in parts:
+        keys = ("step_seconds", "broadcast_bytes_per_second", "pause_seconds", "limit_seconds", "pause_over_limit")
+        _show("Growing while training", (*place, *keys, "switch_seconds"), own)
+    if "restart" in parts:
+        _show("Stopping and restarting", (*place, "restart_seconds", "restart_over_pause"), own)
+    if {"change", "prepare"} & set(parts):
+        _show("While a newcomer gets ready", (*place, "prepare_step_seconds", "prepare_throughput"), own)
+    if "peers" in parts:
+        _show("Workers join, then one is killed", _SIDE_BY_SIDE, rows)

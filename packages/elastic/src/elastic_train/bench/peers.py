@@ -10,10 +10,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
-from elastic_train.bench._logs import changeover_seconds, read_logs, wait_until
+from elastic_train.bench._logs import changeover_seconds, gaps, read_log, read_logs, wait_until
 from elastic_train.bench.changes import QUIET, free_port
 from elastic_train.bench.survival import longest_gap_after
 
@@ -50,22 +52,48 @@ def _agent(folder: Path, port: int, num_workers: int, megabytes: float, step_sec
     return subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet)
 
 
-def measure_torchrun(megabytes: float, step_seconds: float) -> dict[str, Any]:
-    """Let a job of two take a third under torchrun, then lose a worker; all are restarted from a checkpoint."""
+def measure_torchrun(old: int, new: int, megabytes: float, step_seconds: float) -> dict[str, Any]:
+    """Let a job grow under torchrun, then lose a worker; all are restarted from a checkpoint.
+
+    Returns:
+        A row of the benchmark, with the same fields as for elastic-train where they have a meaning.
+    """
     with tempfile.TemporaryDirectory() as name, _processes() as started:
         folder, port = Path(name), free_port()
-        started.append(_agent(folder, port, 2, megabytes, step_seconds))
-        wait_until(lambda: sum(line["size"] == 2 for line in read_logs(folder)) >= 50, "the start under torchrun")
+        started.append(_agent(folder, port, old, megabytes, step_seconds))
+        wait_until(
+            lambda: sum(line["size"] == old for line in read_logs(folder)) >= 25 * old, "the start under torchrun"
+        )
         called = time.monotonic()
-        started.append(_agent(folder, port, 1, megabytes, step_seconds))
-        wait_until(lambda: sum(line["size"] == 3 for line in read_logs(folder)) >= 60, "the join under torchrun")
-        join = changeover_seconds(read_logs(folder), 2, 3, called)
+        started.append(_agent(folder, port, new - old, megabytes, step_seconds))
+        wait_until(
+            lambda: sum(line["size"] == new for line in read_logs(folder)) >= 20 * new, "the join under torchrun"
+        )
+        lines = read_logs(folder)
+        pause, step = changeover_seconds(lines, old, new, called), _median_step(lines, old)
         newest = max(folder.glob("plain-*.jsonl"), key=lambda path: path.stat().st_mtime)
         struck = time.monotonic()
         os.kill(int(newest.stem.removeprefix("plain-")), 9)
         wait_until(lambda: read_logs(folder)[-1]["at"] > struck + 2.0 and _is_steady(folder), "recovery under torchrun")
         recovery = longest_gap_after(read_logs(folder), struck)
-    return {"system": "torchrun", "join_seconds": join, "recovery_seconds": recovery}
+    return _row("torchrun", old, new, megabytes, step) | {
+        "pause_seconds": pause, "restart_seconds": pause, "recovery_seconds": recovery,
+    }  # fmt: skip
+
+
+def _row(system: str, old: int, new: int, megabytes: float, step_seconds: float) -> dict[str, Any]:
+    place = {"system": system, "change": f"{old} to {new}", "state_megabytes": megabytes}
+    return {**place, "step_seconds": step_seconds}
+
+
+def _median_step(lines: list[dict[str, Any]], size: int) -> float:
+    """Return the median time of a step over ``size`` workers, of which any may have logged it first."""
+    first: dict[int, float] = {}
+    for line in lines:
+        if line["size"] == size:
+            first.setdefault(line["step"], line["at"])
+    times = sorted(first.values())
+    return median(after - before for before, after in pairwise(times))
 
 
 def _is_steady(folder: Path, num_lines: int = 10) -> bool:
@@ -74,8 +102,8 @@ def _is_steady(folder: Path, num_lines: int = 10) -> bool:
     return len(last) == num_lines and last[-1]["at"] - last[0]["at"] < 2.0 and time.monotonic() - last[-1]["at"] < 2.0
 
 
-def measure_torchft(megabytes: float, step_seconds: float) -> dict[str, Any] | None:
-    """Let a job of two replicas take a third under torchft, then lose one; ``None`` where it is not installed."""
+def measure_torchft(old: int, new: int, megabytes: float, step_seconds: float) -> dict[str, Any] | None:
+    """Let a job grow under torchft, then lose a replica; ``None`` where it is not installed."""
     if importlib.util.find_spec("torchft") is None:
         return None
     from torchft.coordination import LighthouseServer  # pyright: ignore
@@ -93,18 +121,24 @@ def measure_torchft(megabytes: float, step_seconds: float) -> dict[str, Any] | N
                 whole = ["nice", "-n", str(niceness), *command, replica, address]
                 started.append(subprocess.Popen(whole, env=environment, stdout=quiet, stderr=quiet))
 
-            start("r0", 0)
-            start("r1", 0)
-            wait_until(lambda: sum(line["size"] == 2 for line in read_logs(folder)) >= 60, "the start under torchft")
+            for index in range(old):
+                start(f"r{index}", 0)
+            wait_until(lambda: sum(line["size"] == old for line in read_logs(folder)) >= 30 * old, "torchft's start")
             called = time.monotonic()
-            start("r2", 19)
-            wait_until(lambda: sum(line["size"] == 3 for line in read_logs(folder)) >= 60, "the join under torchft")
-            join = longest_gap_after(read_logs(folder, "r0.jsonl"), called)
+            before = [gap for gap, _ in gaps(read_log(folder / "r0.jsonl"))][-25:]
+            for index in range(old, new):
+                start(f"r{index}", 19)
+            wait_until(lambda: sum(line["size"] == new for line in read_logs(folder)) >= 20 * new, "torchft's join")
+            lines = read_log(folder / "r0.jsonl")
+            pause = longest_gap_after(lines, called)
+            during = [gap for gap, line in gaps(lines) if line["at"] > called and line["size"] == old]
             struck = time.monotonic()
-            started[2].kill()
-            wait_until(lambda: sum(line["at"] > struck and line["size"] == 2 for line in read_logs(folder)) >= 20,
-                       "recovery under torchft")  # fmt: skip
+            started[new - 1].kill()
+            wait_until(lambda: sum(line["at"] > struck and line["size"] == new - 1 for line in read_logs(folder)) >= 20,
+                       "torchft's recovery")  # fmt: skip
             recovery = longest_gap_after(read_logs(folder), struck)
     finally:
         lighthouse.shutdown()
-    return {"system": "torchft", "join_seconds": join, "recovery_seconds": recovery}
+    return _row("torchft", old, new, megabytes, median(before)) | {
+        "pause_seconds": pause, "recovery_seconds": recovery, "prepare_throughput": mean(before) / mean(during),
+    }  # fmt: skip

@@ -7,6 +7,7 @@ it waits for them, it also starts those that a controller or a leader orders.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -15,6 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from elastic_train.background import can_return, hold_back, let_go
 from elastic_train.controller import Controller
 from elastic_train.errors import JobStateError, input_error
 from elastic_train.stores import open_store
@@ -22,6 +24,8 @@ from elastic_train.stores import open_store
 __all__ = ["LocalJob"]
 
 _logger = logging.getLogger(__name__)
+
+_PATIENCE_SECONDS = 60.0
 
 
 class LocalJob:
@@ -35,10 +39,14 @@ class LocalJob:
         max_workers: Most workers of the job.
         environment: Variables to add.
         niceness: Added to the scheduling priority of workers that do not start the job, so that their start takes
-            less from those that train.
+            less from those that train; not of those in the background.
         prefix: Worker ids are this and a number; another one than ``"w"`` adds to a job that runs already.
         store: Address of the job's store; ``None`` keeps it in the folder.
         token: The job's token, for a store of another kind.
+        in_background: Whether newcomers get ready on idle processor time only, see :mod:`elastic_train.background`;
+            without effect where this user may not undo it.
+        num_shards: Processes of one worker that hold the model together, see :mod:`elastic_train.sharding`; they are
+            called ``w0.0``, ``w0.1`` and so on.
     """
 
     def __init__(
@@ -53,11 +61,15 @@ class LocalJob:
         prefix: str = "w",
         store: str | None = None,
         token: str | None = None,
+        in_background: bool = False,
+        num_shards: int = 1,
     ):
         if not command:
             raise input_error("command", list(command), "a program", "name the training script")
         if not 1 <= min_workers <= max_workers:
             raise input_error("min_workers", min_workers, f"between 1 and max_workers={max_workers}", "correct them")
+        if num_shards < 1:
+            raise input_error("num_shards", num_shards, "at least 1", "use 1 for a model that fits one process")
         self._command = [sys.executable, *command] if command[0].endswith(".py") else list(command)
         self.folder, self.job_id = Path(folder), job_id
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -65,6 +77,9 @@ class LocalJob:
         self._opened = open_store(self.store, token)
         self.events = self.folder / f"{job_id}-events.jsonl"
         self._max_workers, self._niceness, self._prefix, self._started = max_workers, niceness, prefix, 0
+        self._num_shards, self._in_background = num_shards, in_background and can_return()
+        self._held_back: dict[int, float] = {}
+        self._renew_at = 0.0
         self._environment = {
             **os.environ,
             "ELASTIC_TRAIN_STORE": self.store,
@@ -73,6 +88,7 @@ class LocalJob:
             "ELASTIC_TRAIN_MAX_WORKERS": str(max_workers),
             "ELASTIC_TRAIN_EVENTS": str(self.events),
             **({"ELASTIC_TRAIN_TOKEN": token} if token else {}),
+            "ELASTIC_TRAIN_SHARDS": str(num_shards),
             **(environment or {}),
         }
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -87,27 +103,42 @@ class LocalJob:
         Raises:
             JobStateError: The job would have more than its most workers.
         """
-        running = sum(process.poll() is None for process in self.processes.values())
+        running = sum(process.poll() is None for process in self.processes.values()) // self._num_shards
         if running + num_workers > self._max_workers:
             raise JobStateError(
                 f"{running} + {num_workers} workers are too many: expected at most {self._max_workers}; start fewer"
             )
         is_late = bool(self.processes) or self._prefix != "w"
         names, first = [], self._started
-        for _ in range(num_workers):
-            name = f"{self._prefix}{self._started}"
-            self._started += 1
-            command = (
-                ["nice", "-n", str(self._niceness), *self._command] if is_late and self._niceness else self._command
-            )
-            environment = {**self._environment, "ELASTIC_TRAIN_WORKER": name}
+        for index in range(first, first + num_workers):
+            whole = f"{self._prefix}{index}"
+            names += [f"{whole}.{shard}" for shard in range(self._num_shards)] if self._num_shards > 1 else [whole]
+        self._started += num_workers
+        environment = dict(self._environment)
+        if is_late and num_workers > 1:
+            environment["ELASTIC_TRAIN_COHORT"] = f"{self._prefix}{first}:{len(names)}"
+        for name in names:
             if replaces:
                 self._opened.put(f"{self.job_id}/replace/{name}", {"worker": replaces})
-            if is_late and num_workers > 1:
-                environment["ELASTIC_TRAIN_COHORT"] = f"{self._prefix}{first}:{num_workers}"
-            self.processes[name] = subprocess.Popen(command, env=environment)
-            names.append(name)
+            self._start(name, environment, is_late)
         return names
+
+    def _start(self, name: str, environment: dict[str, str], is_late: bool) -> None:
+        is_nice = is_late and self._niceness and not self._in_background
+        command = ["nice", "-n", str(self._niceness), *self._command] if is_nice else self._command
+        process = subprocess.Popen(command, env={**environment, "ELASTIC_TRAIN_WORKER": name})
+        if is_late and self._in_background:
+            hold_back(process.pid)
+            self._held_back[process.pid] = time.monotonic()
+        self.processes[name] = process
+
+    def _let_go(self) -> None:
+        """Let newcomers that have waited for idle time too long run normally."""
+        now = time.monotonic()
+        for pid in [pid for pid, since in self._held_back.items() if now - since > _PATIENCE_SECONDS]:
+            del self._held_back[pid]
+            with contextlib.suppress(FileNotFoundError):  # it has ended
+                let_go(pid)
 
     def wait_for_workers(self, num_workers: int, timeout_seconds: float = 60.0) -> None:
         """Wait until the newest generation has this many members.
@@ -153,7 +184,11 @@ class LocalJob:
 
     def serve_orders(self) -> list[str]:
         """Start the workers that a controller or a leader has ordered since; returns their ids."""
-        self._opened.put(f"{self.job_id}/launcher/{self._prefix}", {}, None, 30.0)
+        now = time.monotonic()
+        if now > self._renew_at:  # its readers come seldom, and each write keeps workers from writing
+            self._opened.put(f"{self.job_id}/launcher/{self._prefix}", {}, None, 30.0)
+            self._renew_at = now + 10.0
+        self._let_go()
         started = []
         for key, entry in self._opened.scan(f"{self.job_id}/order/").items():
             if not self._opened.delete(key, entry.version):
