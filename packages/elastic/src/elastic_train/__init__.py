@@ -7,6 +7,7 @@ from elastic_train.errors import ElasticError
 from elastic_train.job import Job, StepInfo
 from elastic_train.optimizer import Optimizer
 from elastic_train.session import current_job, init, notify_batch_end, on_resize, wrap
+from elastic_train.shards import ShardQueue
 from elastic_train.state import State
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "ElasticError",
     "Job",
     "Optimizer",
+    "ShardQueue",
     "State",
     "StepInfo",
     "__version__",

@@ -51,7 +51,7 @@ class Controller:
         self._log = GenerationLog(self._store, f"{job_id}/generation", "controller")
 
     def status(self) -> dict[str, Any]:
-        """Return the newest generation, the leader, throughput, and every worker with its phase."""
+        """Return the newest generation, leader, throughput, how often a sample counts, and every worker with its phase."""
         newest, leader = self._log.read(), self._store.get(f"{self._job}/leader")
         workers = self._workers()
         running = [m for m in workers.values() if m.phase == "running" and m.num_timed]
@@ -63,6 +63,7 @@ class Controller:
             "leader": leader.value["worker"] if leader else None,
             "step": max((m.step for m in running), default=0),
             "samples_per_second": median(m.samples_per_second for m in running) if running else 0.0,
+            "data": next((m.data for m in workers.values() if m.data), ""),
             "workers": {worker: member.phase for worker, member in workers.items()},
         }
 

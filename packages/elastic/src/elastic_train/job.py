@@ -18,7 +18,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,7 +28,12 @@ from elastic_train.events import EventLog
 from elastic_train.gradients import GradientSum
 from elastic_train.group import Links
 from elastic_train.logical import LogicalGradients
+from elastic_train.parts import Part, capture_parts, restore_parts
+from elastic_train.sharding import ShardedGradients, gradients_of
 from elastic_train.state import State
+
+if TYPE_CHECKING:
+    from elastic_train.checkpoints import Checkpoints
 
 __all__ = ["Job", "StepInfo"]
 
@@ -68,19 +73,27 @@ class Job:
         step: Steps committed.
         epoch: Present epoch of the data.
         cursor: Samples of the epoch that are done.
+        logical_workers: Shares whose gradients are kept apart, 0 for none.
+        global_batch_size: Samples of the next step over all workers, 0 before there is a loader.
+        parts: What goes along with the committed steps, by name, see :mod:`elastic_train.parts`.
+        rate_factor: What the optimizer's learning rates are multiplied with.
         is_leaving: Whether this worker has left and its loop should end.
     """
 
     def __init__(self, agent: Agent, events: EventLog, recover_seconds: float = 60.0, logical_workers: int = 0):
         self.agent, self.events, self._recover_seconds = agent, events, recover_seconds
-        self.step, self.epoch, self.cursor = 0, 0, 0
+        self.step, self.epoch, self.cursor, self.global_batch_size = 0, 0, 0, 0
+        self.parts: dict[str, Part] = {}
+        self.checkpoints: Checkpoints | None = None
+        self.rate_factor = 1.0
         self.is_leaving = False
         self.links: Links | None = None
-        self.gradients: GradientSum | LogicalGradients | None = None
-        self._module, self._logical_workers = torch.nn.Module(), logical_workers
+        self.gradients: GradientSum | LogicalGradients | ShardedGradients | None = None
+        self._module, self.logical_workers = torch.nn.Module(), logical_workers
         self.state: State | None = None
         self.batch_size = 0
-        self._switch_to, self._is_open, self._has_run = 0, False, False
+        self._switch_to, self._is_open, self._is_begun = 0, False, False
+        self._has_run, self._has_state = False, False
         self._batch_begun, self._step_ended = time.monotonic(), time.monotonic()
         self._callbacks: list[Callable[[StepInfo], None]] = []
 
@@ -88,9 +101,16 @@ class Job:
         """Sum the module's gradients over the workers; returns the module."""
         if self.gradients is not None:
             raise InputError("wrap was called twice: expected one module; wrap a module that holds both")
-        self._module, count = module, self._logical_workers
-        self.gradients = LogicalGradients(module, count) if count else GradientSum(module)
+        self._module, count = module, self.logical_workers
+        self.gradients = gradients_of(module, count)
+        self.agent.device = str(next((p.device for p in module.parameters()), "cpu"))
         return module
+
+    def add_part(self, name: str, part: Part) -> None:
+        """Let something go along with the committed steps; on every worker the same, before the first batch."""
+        if name in self.parts:
+            raise InputError(f"the job has a part {name!r} already: expected one of a kind; make it once per process")
+        self.parts = dict(sorted({**self.parts, name: part}.items()))
 
     def on_resize(self, callback: Callable[[StepInfo], None]) -> None:
         """Call ``callback`` whenever membership has changed."""
@@ -99,7 +119,7 @@ class Job:
     @property
     def max_shares(self) -> int:
         """Most shares that a batch is split into."""
-        return self._logical_workers or self.agent.limits.max_workers
+        return self.logical_workers or self.agent.limits.max_workers
 
     def warm_up(self, work: Callable[[Any], object], batch: Any) -> None:
         """Do a pass whose gradients, random numbers and buffers are forgotten; for a worker that has not joined."""
@@ -122,6 +142,8 @@ class Job:
             missing = "wrap(module)" if self.gradients is None else "State(...)"
             raise InputError(f"the job lacks {missing}: expected both before the first batch; call it after init")
         self.state.prepare()
+        if not self.agent.sees_workers():
+            self._restore()
         self.agent.start()
         self.events.write("ready")
         self._enter_next(after=0)
@@ -139,11 +161,27 @@ class Job:
         if isinstance(self.gradients, LogicalGradients):
             self.gradients.begin(self.step)
         self.gradients.share, self.batch_size = num_samples / num_global, num_global
-        self._batch_begun = time.monotonic()
+        self._batch_begun, self._is_begun = time.monotonic(), True
+
+    def check_voted(self) -> None:
+        """Refuse a new batch while the last one was not voted on.
+
+        Raises:
+            ElasticError: The script did not step the wrapped optimizer.
+        """
+        if self._is_begun:
+            with located("taking a batch", self.agent.worker, self.links.rank if self.links else None):
+                raise ElasticError(
+                    f"the batch of step {self.step} was not voted on: expected step() of elastic_train.Optimizer "
+                    "before the next batch; wrap the optimizer and call it for every batch"
+                )
 
     def commit(self) -> bool:
         """Finish the gradients and vote; returns whether the step counts, or is only a pass of several."""
-        assert self.links is not None
+        if self.links is None:
+            raise InputError("step() was called outside of a batch: expected it in a loop over an ElasticDataLoader; "
+                             "take batches from one")  # fmt: skip
+        self._is_begun = False
         if self._is_open:
             with located("committing a step", self.agent.worker, self.links.rank):
                 raise ElasticError(
@@ -157,26 +195,42 @@ class Job:
         try:
             self.gradients.finish()
             number = self.agent.offered()[0]
-            lowest, highest = self.links.minimum([number, -number]) if self.links.size > 1 else (number, -number)
+            ballot = [number, -number]
+            for part in self.parts.values():
+                ballot += part.ballot()
+            lowest = self.links.minimum(ballot) if self.links.size > 1 else ballot
         except RuntimeError as error:
-            self._recover(error)
+            self.recover(error)
             return False
-        self._switch_to = lowest if lowest == -highest else 0
+        self._switch_to = lowest[0] if lowest[0] == -lowest[1] else 0
         self.step += 1
         self.cursor += self.batch_size
         self._is_open = True
+        self._tell_parts(lowest[2:])
         begun, self._step_ended = self._step_ended, time.monotonic()
         self.agent.report_step(self.step, compute_seconds, self.batch_size / max(self._step_ended - begun, 1e-9))
         return True
 
+    def _tell_parts(self, lowest: list[int]) -> None:
+        for part in self.parts.values():
+            count = len(part.ballot())
+            part.committed(lowest[:count])
+            lowest = lowest[count:]
+
     def notify_batch_end(self) -> StepInfo:
         """End the step; the only place where membership changes in good order."""
-        self._is_open = False
+        is_committed, self._is_open = self._is_open, False
         if self.agent.failure is not None:
             with located("ending a step", self.agent.worker, self.links.rank if self.links else None):
                 raise WorkerLostError(f"the agent of this worker ended: {self.agent.failure}; restart it as a newcomer")
-        if not self._switch_to:
-            return self._info()
+        info = self._switch() if self._switch_to else self._info()
+        if is_committed and self.links is not None:
+            for part in self.parts.values():
+                part.batch_ended()
+        return info
+
+    def _switch(self) -> StepInfo:
+        """Change to the generation that was voted for."""
         number, self._switch_to = self._switch_to, 0
         begin = time.monotonic()
         old, self.links = self.links, self.agent.take()
@@ -186,7 +240,7 @@ class Job:
         try:
             self._enter(self.links)
         except RuntimeError as error:
-            self._recover(error, number)
+            self.recover(error, number)
         if old is not None:
             old.retire()
         info = self._info(True, time.monotonic() - begin)
@@ -195,11 +249,20 @@ class Job:
 
     def finish(self) -> None:
         """Wait for the others at the end of training, then give up the place."""
+        last = [0]
+        for part in self.parts.values():
+            last += part.closing()
         if self.links is not None and self.links.size > 1:
             try:
-                self.links.minimum([0])
+                last = self.links.minimum(last)
             except RuntimeError as error:
                 _logger.info("a peer ended before the last barrier: %s", error)
+                last = []
+        lowest = last[1:]
+        for part in self.parts.values():
+            count = len(part.ballot())
+            part.closed(lowest[:count])
+            lowest = lowest[count:]
         self._go()
 
     def _go(self) -> None:
@@ -219,10 +282,11 @@ class Job:
                 callback(info)
         return info
 
-    def _recover(self, error: Exception, number: int | None = None) -> None:
-        """Drop the step and go on with the survivors."""
+    def recover(self, error: Exception, number: int | None = None) -> None:
+        """Drop the step and go on with the survivors; for whoever met a lost peer on the way to the vote."""
         begin = time.monotonic()
         assert self.gradients is not None
+        self._is_begun = False
         failed = number or (self.links.number if self.links else 0)
         self.events.write("failed", generation=failed, step=self.step, error=str(error)[:200])
         self.gradients.reset()
@@ -271,11 +335,41 @@ class Job:
         """Begin to work in a generation: bring the state to those who lack it."""
         assert self.gradients is not None
         assert self.state is not None
-        steps = links.gather(self.step + 1 if self._has_run else 0) if links.size > 1 else [1]
-        progress = {"step": self.step, "epoch": self.epoch, "cursor": self.cursor}
+        steps = self._gather_steps(links)
+        if not max(steps) and self.checkpoints is not None:  # nobody has a state, as all who had one are gone
+            self._restore()
+            steps = self._gather_steps(links)
+        sources = links.newest_peers(steps)
+        progress = {
+            "step": self.step, "epoch": self.epoch, "cursor": self.cursor,
+            "global_batch_size": self.global_batch_size, "parts": capture_parts(self.parts),
+        }  # fmt: skip
         with located("taking the state", self.agent.worker, links.rank):
-            progress = self.state.share(links.peers, links.newest_peers(steps), progress)
-        self.step, self.epoch, self.cursor = progress["step"], progress["epoch"], progress["cursor"]
+            received = self.state.share(links.peers, sources, progress)
+            if links.peers.rank not in sources:
+                self._adopt(received)
         self.links = self.gradients.links = links
-        self._has_run = True
+        self._has_run = self._has_state = True
+        for part in self.parts.values():
+            part.entered(links)
         self.agent.report_running(links.number)
+
+    def _gather_steps(self, links: Links) -> list[int]:
+        mine = self.step + 1 if self._has_state else 0
+        return links.gather(mine) if links.size > 1 else [mine]
+
+    def _adopt(self, progress: dict[str, Any]) -> None:
+        """Take over counters and the facts of parts."""
+        self.step, self.epoch, self.cursor = progress["step"], progress["epoch"], progress["cursor"]
+        self.global_batch_size = progress["global_batch_size"]
+        restore_parts(self.parts, progress["parts"])
+
+    def _restore(self) -> None:
+        """Begin at the newest checkpoint, if there is one."""
+        assert self.state is not None
+        progress = self.checkpoints.load(self.state) if self.checkpoints is not None else None
+        if progress is not None:
+            with located("restoring a checkpoint", self.agent.worker):
+                self._adopt(progress)
+            self._has_state = True
+            self.events.write("restored", step=self.step)

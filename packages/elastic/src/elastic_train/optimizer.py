@@ -34,8 +34,24 @@ class Optimizer:
         if not self._job.commit():
             self.inner.zero_grad(set_to_none=True)
             return False
-        self.inner.step()
+        for part in self._job.parts.values():
+            part.before_update()
+        self._update(self._job.rate_factor)
         return True
+
+    def _update(self, rate_factor: float) -> None:
+        """Step with the learning rates times a factor; schedulers see the rates without it."""
+        if rate_factor == 1.0:
+            self.inner.step()
+            return
+        rates = [group["lr"] for group in self.inner.param_groups]
+        for group, rate in zip(self.inner.param_groups, rates, strict=True):
+            group["lr"] = rate * rate_factor
+        try:
+            self.inner.step()
+        finally:
+            for group, rate in zip(self.inner.param_groups, rates, strict=True):
+                group["lr"] = rate
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients."""

@@ -25,7 +25,7 @@ from elastic_train import session
 from elastic_train.errors import StateMismatchError, input_error
 from elastic_train.group import Links
 
-__all__ = ["State"]
+__all__ = ["State", "receive_bytes", "send_bytes"]
 
 # Below this size tensors share a message: gloo's cost of one more message is that of about this many bytes.
 _SMALL_BYTES = 1 << 20
@@ -80,16 +80,16 @@ class State:
         plain = _lift({name: value.state_dict() for name, value in self._objects.items()}, "", tensors)
         return plain, tensors
 
-    def share(self, links: Links, sources: Sequence[int], progress: dict[str, int]) -> dict[str, int]:
+    def share(self, links: Links, sources: Sequence[int], progress: dict[str, Any]) -> dict[str, Any]:
         """Bring the state of the sources to all other members.
 
         Args:
             links: The members.
             sources: Ranks that have the state, the same on every member.
-            progress: Counters that travel along, such as the step.
+            progress: What travels along, such as the step.
 
         Returns:
-            The counters of the sources.
+            What the sources passed as ``progress``.
 
         Raises:
             StateMismatchError: A receiver's state has other names, shapes or types.
@@ -103,7 +103,7 @@ class State:
         layout = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors]
         if links.rank in sources:
             if links.rank == sources[0]:
-                _send_bytes(links, pickle.dumps((plain, layout, progress)), receivers)
+                send_bytes(links, pickle.dumps((plain, layout, progress)), receivers)
             pieces = _pieces(tensors, len(sources), list(sources).index(links.rank))
             works = [
                 links.send_async(message, rank, 2)
@@ -113,7 +113,7 @@ class State:
             for work in works:
                 work.wait()
             return progress
-        plain, expected, progress = pickle.loads(_receive_bytes(links, sources[0]))
+        plain, expected, progress = pickle.loads(receive_bytes(links, sources[0]))
         _compare(layout, expected, links)
         works, copies = [], []
         for index, source in enumerate(sources):
@@ -206,7 +206,8 @@ def _messages(pieces: list[Tensor], is_filled: bool) -> tuple[list[Tensor], list
     return ([packed, *large] if len(packed) else large), small
 
 
-def _send_bytes(links: Links, data: bytes, receivers: list[int]) -> None:
+def send_bytes(links: Links, data: bytes, receivers: list[int]) -> None:
+    """Send bytes to some members, each of which calls :func:`receive_bytes`."""
     payload = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     length = torch.tensor([len(payload)])
     works = [links.send_async(part, rank, tag) for rank in receivers for tag, part in ((0, length), (1, payload))]
@@ -214,7 +215,8 @@ def _send_bytes(links: Links, data: bytes, receivers: list[int]) -> None:
         work.wait()
 
 
-def _receive_bytes(links: Links, source: int) -> bytes:
+def receive_bytes(links: Links, source: int) -> bytes:
+    """Receive what a member sends with :func:`send_bytes`."""
     length = torch.zeros(1, dtype=torch.int64)
     links.receive_async(length, source, 0).wait()
     payload = torch.empty(int(length), dtype=torch.uint8)

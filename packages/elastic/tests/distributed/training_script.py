@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import elastic_train
+from elastic_train.shards import TextLines
 
 parser = argparse.ArgumentParser()
 parser.add_argument("folder")
@@ -22,6 +23,7 @@ parser.add_argument("--epochs", type=int, default=2)
 parser.add_argument("--step-seconds", type=float, default=0.02)
 parser.add_argument("--dtype", default="float64")
 parser.add_argument("--forget-to-notify", action="store_true")
+parser.add_argument("--shards", type=Path, help="folder of text files with the numbers of samples, one a line")
 args = parser.parse_args()
 
 worker = os.environ["ELASTIC_TRAIN_WORKER"]
@@ -38,7 +40,19 @@ model = nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, width), n
 model = elastic_train.wrap(model)
 optimizer = elastic_train.Optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3))
 elastic_train.State(model=model, optimizer=optimizer)
-loader = elastic_train.ElasticDataLoader(data, global_batch_size=32, num_epochs=args.epochs)
+ids: list[int] = []
+
+
+def collate(lines: list[str]) -> list[torch.Tensor]:
+    ids[:] = map(int, lines)
+    return torch.utils.data.default_collate([data[index] for index in ids])
+
+
+if args.shards:
+    queue = elastic_train.ShardQueue(sorted(args.shards.glob("*.txt")), TextLines(), num_streams=4)
+    loader = elastic_train.ElasticDataLoader(queue, 32, args.epochs, collate=collate)
+else:
+    loader = elastic_train.ElasticDataLoader(data, global_batch_size=32, num_epochs=args.epochs)
 log = (Path(args.folder) / f"{worker}.jsonl").open("a")
 
 
@@ -54,9 +68,10 @@ for x, y in loader:
     loss.backward()
     if not hurry.exists():  # steps are slow until the test has seen what it waits for
         time.sleep(args.step_seconds)
-    step, share, ids = job.step, job.gradients.share, loader.indices
+    step, share = job.step, job.gradients.share
+    used = (ids if share else []) if args.shards else loader.indices
     if optimizer.step():
-        write(step=step, epoch=job.epoch, ids=ids, loss=loss.item() * share)
+        write(step=step, epoch=job.epoch, ids=list(used), loss=loss.item() * share)
         if args.forget_to_notify:
             continue
         info = elastic_train.notify_batch_end()
