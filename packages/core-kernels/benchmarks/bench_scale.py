@@ -1,10 +1,11 @@
 """CPU time per edge and memory of graph operations, small against large: the cost per edge should stay flat.
 
-    python packages/core-kernels/benchmarks/bench_scale.py [--json FILE] [--large 10000000 200000000]
+    python packages/core-kernels/benchmarks/bench_scale.py [--json FILE] [--large 10000000 200000000] [--graph rmat]
 
 One thread, CPU time, best of five runs on the small graph and two on the large one, in memory that was touched before;
 about three minutes and 9 GB (a smaller graph is taken where the machine has less). Edges are random, the worst case for
-the caches. Steps:
+the caches; with ``--graph rmat`` they are those of R-MAT with randomly named nodes, whose heavy-tailed degrees are
+what large graphs have. Steps:
 
 - build, transpose, partition (random, 8 parts, cut counted), reorder (renumber by the partition): per edge;
 - sample: 10 in-edges of an eighth of the nodes, in random and in ascending order: per edge drawn;
@@ -32,7 +33,9 @@ import torch
 from numba import njit
 
 from core_kernels import Graph, ops, partition_graph
+from core_kernels import random as counter_random
 from core_kernels.console import table
+from core_kernels.kernels.numba.generate import rmat_edges
 
 WIDTH, FANOUT, NUM_PARTS = 16, 10, 8
 GOAL_RATIO, GOAL_MEMORY = 2.0, 3.0
@@ -74,14 +77,24 @@ class Clock:
         return result
 
 
-def measure(num_nodes: int, num_edges: int) -> dict[str, float]:
+def draw_edges(kind: str, num_nodes: int, num_edges: int) -> torch.Tensor:
+    """Return the ``[2, num_edges]`` int32 ends of random edges."""
+    if kind == "uniform":
+        return torch.randint(num_nodes, (2, num_edges), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    ends, names = torch.empty(2, num_edges, dtype=torch.int32), counter_random.permutation(num_nodes, 0).int()
+    thresholds = (round(share * (1 << 16)) for share in (0.57, 0.76, 0.95))
+    rmat_edges(0, (num_nodes - 1).bit_length(), *thresholds, names.numpy(), ends[0].numpy(), ends[1].numpy())
+    return ends
+
+
+def measure(kind: str, num_nodes: int, num_edges: int) -> dict[str, float]:
     """Return nanoseconds per edge of each step, and the peak memory over the size of the graph."""
     gc.collect()
     generator, clock = torch.Generator().manual_seed(0), Clock()
     # Writing 5 makes the kernel forget the peak so far.
     Path("/proc/self/clear_refs").write_text("5")
     before = read_status_bytes("VmRSS")
-    edge_index = torch.randint(num_nodes, (2, num_edges), generator=generator, dtype=torch.int32)
+    edge_index = draw_edges(kind, num_nodes, num_edges)
     graph = clock.time("build", num_edges, lambda: Graph.from_edge_index(edge_index, num_nodes))
     edge_index = None
     clock.time("transpose", num_edges, graph.transpose)
@@ -101,9 +114,9 @@ def measure(num_nodes: int, num_edges: int) -> dict[str, float]:
     return {**clock.nanoseconds, PEAK: (read_status_bytes("VmHWM") - before) / graph_bytes}
 
 
-def measure_best(num_runs: int, num_nodes: int, num_edges: int) -> dict[str, float]:
+def measure_best(num_runs: int, kind: str, num_nodes: int, num_edges: int) -> dict[str, float]:
     """Return the shortest times of some runs."""
-    runs = [measure(num_nodes, num_edges) for _ in range(num_runs)]
+    runs = [measure(kind, num_nodes, num_edges) for _ in range(num_runs)]
     return {name: min(run[name] for run in runs) for name in runs[0]}
 
 
@@ -145,14 +158,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", type=int, nargs=2, default=(100_000, 2_000_000), metavar=("NODES", "EDGES"))
     parser.add_argument("--large", type=int, nargs=2, default=(10_000_000, 200_000_000), metavar=("NODES", "EDGES"))
+    parser.add_argument("--graph", choices=("uniform", "rmat"), default="uniform")
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    measure(1000, 5000)  # compiles
+    kind = arguments.graph
+    measure(kind, 1000, 5000)  # compiles
     large_size = fit_to_memory(*arguments.large)
-    peaks = [measure(*size)[PEAK] for size in (arguments.small, large_size)]
+    peaks = [measure(kind, *size)[PEAK] for size in (arguments.small, large_size)]
     keep_memory(large_size[1] * BYTES_PER_EDGE)
-    small, large = measure_best(5, *arguments.small), measure_best(2, *large_size)
+    small, large = measure_best(5, kind, *arguments.small), measure_best(2, kind, *large_size)
     small[PEAK], large[PEAK] = peaks
     rows = report(small, large)
     lines = [
@@ -163,7 +178,7 @@ def main() -> None:
     sizes = [f"{edges / 1e6:g}M edges" for _, edges in (arguments.small, large_size)]
     table("CPU nanoseconds per edge; memory", ("step", *sizes, "ratio", "goal", "verdict"), lines)
     if arguments.json:
-        result = {"small_size": arguments.small, "large_size": large_size, "rows": rows}
+        result = {"graph": kind, "small_size": arguments.small, "large_size": large_size, "rows": rows}
         Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n")
 
 
