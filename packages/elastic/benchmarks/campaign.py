@@ -7,7 +7,7 @@ must run out. ``partition`` puts workers into network namespaces of their own, w
 one's link down (needs root and ``ip``). Afterwards survivors must hold the same weights, those of a run of one worker;
 every sample must have counted once; and generations must form one line.
 
-    python benchmarks/campaign.py kill 200         # about 4 minutes
+    python benchmarks/campaign.py kill 200         # about two minutes on two quiet cores, a leader's hundred one
     python benchmarks/campaign.py leader 100
     python benchmarks/campaign.py pause 20
     python benchmarks/campaign.py partition 10

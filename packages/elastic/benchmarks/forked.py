@@ -89,10 +89,16 @@ def train(folder: Path, worker: str, settings: Settings) -> None:
             loss = ((model(x) - y) ** 2).mean()
             loss.backward()
             time.sleep(settings.step_seconds)
-            step, ids = job.step, list(loader.indices)
+            step, ids, generation = job.step, list(loader.indices), job.links.number if job.links else 0
             share = job.gradients.share if job.gradients else 1.0
             if optimizer.step():
-                line = {"step": step, "ids": ids, "loss": loss.item() * share, "at": time.time()}
+                line = {
+                    "step": step,
+                    "generation": generation,
+                    "ids": ids,
+                    "loss": loss.item() * share,
+                    "at": time.time(),
+                }
                 log.write(json.dumps(line) + "\n")
                 log.flush()
                 elastic_train.notify_batch_end()
@@ -138,9 +144,8 @@ def read(folder: Path) -> tuple[dict[str, list[dict]], dict[str, dict]]:
 def losses(folder: Path) -> list[float]:
     """Return the loss of each global batch, the sum of the workers' shares."""
     total: dict[int, float] = {}
-    for found in read(folder)[0].values():
-        for line in found:
-            total[line["step"]] = total.get(line["step"], 0.0) + line["loss"]
+    for line in _counted(read(folder)[0]):
+        total[line["step"]] = total.get(line["step"], 0.0) + line["loss"]
     return [total[step] for step in sorted(total)]
 
 
@@ -161,9 +166,8 @@ def check(folder: Path, reference: dict[str, Any], num_survivors: int | None, is
     if not all(torch.allclose(found, torch.tensor(reference["weights"]), rtol=1e-9) for found in weights):
         wrong.append("weights differ from those of one worker")
     used: dict[int, list[int]] = {}
-    for found in commits.values():
-        for line in found:
-            used.setdefault(line["step"] * BATCH // SAMPLES, []).extend(line["ids"])
+    for line in _counted(commits):
+        used.setdefault(line["step"] * BATCH // SAMPLES, []).extend(line["ids"])
     for epoch, ids in used.items():
         if len(ids) != len(set(ids)) or (not is_struck and len(ids) != SAMPLES):
             wrong.append(f"epoch {epoch}: {len(ids)} samples, {len(set(ids))} different")
@@ -171,6 +175,18 @@ def check(folder: Path, reference: dict[str, Any], num_survivors: int | None, is
     if proposed != list(range(1, len(proposed) + 1)):
         wrong.append(f"generations {proposed}")
     return wrong
+
+
+def _counted(commits: dict[str, list[dict]]) -> list[dict]:
+    """Return the lines of the steps that counted.
+
+    A worker may end a step whose vote reached only itself, and then be lost: the survivors do that step again in their
+    generation, and what the lost worker did is nowhere in their state.
+    """
+    lines, newest = [line for found in commits.values() for line in found], {}
+    for line in lines:
+        newest[line["step"]] = max(line["generation"], newest.get(line["step"], 0))
+    return [line for line in lines if line["generation"] == newest[line["step"]]]
 
 
 def usage(pid: int) -> dict[str, int]:

@@ -11,9 +11,18 @@ import argparse
 import json
 import time
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
-from elastic_train.scheduler import Cluster, policy, read_philly, read_pollux, simulate
+from elastic_train.scheduler import (
+    Cluster,
+    policy,
+    random_staged,
+    read_philly,
+    read_pollux,
+    simulate,
+    simulate_staged,
+)
 from elastic_train.scheduler.policies import ProbabilisticLending, StrictQuota
 from elastic_train.scheduler.policies.quota import proportional_quotas
 
@@ -73,6 +82,17 @@ def time_large(folder: Path) -> dict[str, float]:
     return seconds
 
 
+def compare_stages(num_seeds: int = 10) -> dict[str, Any]:
+    """Return mean completion under coBranch over that under other policies, of made-up jobs of stages at full load."""
+    over: dict[str, list[float]] = {"critical-path": [], "stage-fifo": []}
+    for seed in range(num_seeds):
+        jobs = random_staged(200, 32, 1.0, seed)
+        own = simulate_staged(jobs, policy("cobranch"), 32).completion_seconds.mean()
+        for name, ratios in over.items():
+            ratios.append(float(own / simulate_staged(jobs, policy(name), 32).completion_seconds.mean()))
+    return {f"cobranch_over_{name}": {"mean": mean(r), "best": min(r), "worst": max(r)} for name, r in over.items()}
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", type=Path)
@@ -81,6 +101,7 @@ if __name__ == "__main__":
     result = {
         "pollux": compare_on_pollux(args.traces),
         "lending": compare_lending(args.traces),
+        "stages": compare_stages(),
         "seconds_of_100_000_jobs_on_5_000_gpus": time_large(args.traces),
     }
     print(json.dumps(result, indent=1))

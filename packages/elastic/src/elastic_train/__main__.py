@@ -1,10 +1,6 @@
-"""``python -m elastic_train``: the same as ``elastic-train``."""
-
-from __future__ import annotations
-
-import sys
+"""Lets ``python -m elastic_train`` be the ``elastic-train`` command."""
 
 from elastic_train.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -38,6 +38,8 @@ __all__ = ["Agent"]
 
 _logger = logging.getLogger(__name__)
 
+_PROGRESS_SECONDS = 2.0
+
 
 class Agent:
     """The agent of one worker.
@@ -100,7 +102,7 @@ class Agent:
         self.connect: Callable[..., Links] = connect
         self._offer: tuple[int, Links | None] = (0, None)
         self._building, self._claimed = 0, 0
-        self._due, self._look_due = 0.0, 0.0
+        self._due, self._look_due, self._progress_due = 0.0, 0.0, 0.0
         self._records: dict[str, tuple[int, Member]] = {}  # members as read, by key, with their version
         self._server: Any = None
         self._wants_to_leave = False
@@ -275,6 +277,7 @@ class Agent:
                 self._claimed = self._election.epoch
                 self._events.write("leader", epoch=self._claimed)
             self._lead(members or self._look())
+            self._write_progress()
         elif members is not None:
             self._leader = members.get(self._election.leader() or "")
         self._follow()
@@ -326,6 +329,13 @@ class Agent:
         self.newest = self._log.propose(epoch, change.members, address, change.reason)
         self._events.write("propose", generation=self.newest.number, members=list(change.members), reason=change.reason)
 
+    def _write_progress(self) -> None:
+        """Write how far the job is and how fast, now and then."""
+        if self._member.num_timed and time.monotonic() >= self._progress_due:
+            self._progress_due = time.monotonic() + _PROGRESS_SECONDS
+            rate = self._member.samples_per_second
+            self._events.write("progress", step=self._member.step, samples_per_second=round(rate, 3))
+
     def _replace_straggler(self, members: dict[str, Member]) -> None:
         """Order a replacement for a worker that holds the others up; once a minute, as a launcher has to start it."""
         assert self._straggler_ratio is not None
@@ -363,7 +373,8 @@ class Agent:
         with self._lock:
             is_newest = self._member.generation < generation.number == self._building
             if is_newest:
-                let_go()  # from here on the others wait for this worker
+                if os.environ.pop("ELASTIC_TRAIN_BACKGROUND", ""):
+                    let_go()  # from here on the others wait for this worker
                 self._offer = (generation.number, links)
         if is_newest:
             seconds = time.monotonic() - begin

@@ -11,12 +11,14 @@ import os
 import secrets
 import socket
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core_kernels.console import CheckFailedError, CommandLine, format_seconds, say, table
+from core_kernels.console import CheckFailedError, CommandLine, say, table
 from elastic_train._version import __version__
 from elastic_train.errors import ElasticError, input_error
+from elastic_train.launchers import command as launch_command
+from elastic_train.report import command as report_command
+from elastic_train.scheduler import command as scheduler_command
 
 if TYPE_CHECKING:
     from elastic_train.launchers import LocalJob
@@ -24,16 +26,13 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _PARTS = ("change", "restart", "prepare", "scale-in", "vote", "peers")
-_FORMATS = ("pollux", "philly", "tiresias", "alibaba")
 
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
     from elastic_train.launchers import LocalJob
     from elastic_train.stores import StoreServer
 
-    least, _, most = args.workers.partition(":")
-    if not least.isdigit() or not (most.isdigit() or not most):
-        raise input_error("workers", args.workers, "N or MIN:MAX", "write for example --workers 2:8")
+    least, most = launch_command.read_limits(args.workers)
     command, store, token = [args.script, *args.arguments], args.store, None
     with contextlib.ExitStack() as stack:
         if args.serve:
@@ -43,10 +42,11 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
         environment = {"ELASTIC_TRAIN_INTERFACE": args.interface}
         job = stack.enter_context(
             LocalJob(
-                command, args.folder, args.job, int(least), int(most or least), environment, store=store, token=token
+                command, args.folder, args.job, least, most, environment, store=store, token=token,
+                in_background=args.background, num_shards=args.shards,
             )
-        )
-        job.scale_out(int(least))
+        )  # fmt: skip
+        job.scale_out(least)
         say(f"job {args.job} runs {least} workers; its store is {job.store}")
         return _wait(job)
 
@@ -57,8 +57,9 @@ def _add(args: argparse.Namespace) -> dict[str, Any]:
     command, prefix = [args.script, *args.arguments], f"{socket.gethostname()}-{os.getpid()}-"
     environment = {"ELASTIC_TRAIN_INTERFACE": args.interface}
     with LocalJob(
-        command, args.folder, args.job, environment=environment, niceness=args.nice, prefix=prefix, store=args.store
-    ) as job:
+        command, args.folder, args.job, environment=environment, niceness=args.nice, prefix=prefix, store=args.store,
+        in_background=args.background, num_shards=args.shards,
+    ) as job:  # fmt: skip
         names = job.scale_out(args.count)
         say(f"started {', '.join(names)}")
         return _wait(job)
@@ -75,15 +76,6 @@ def _controlled(args: argparse.Namespace) -> Any:
     from elastic_train.controller import Controller
 
     return Controller(args.store, args.job)
-
-
-def _status(args: argparse.Namespace) -> dict[str, Any]:
-    with contextlib.closing(_controlled(args)) as controller:
-        status = controller.status()
-    title = f"job {status['job']}: generation {status['generation']} ({status['status']}), leader {status['leader']}"
-    table(title, ["worker", "phase"], list(status["workers"].items()))
-    say(f"step {status['step']}, {status['samples_per_second']:.1f} samples per second")
-    return status
 
 
 def _leave(args: argparse.Namespace) -> dict[str, Any]:
@@ -121,65 +113,10 @@ def _profile(args: argparse.Namespace) -> dict[str, Any]:
     return {"points": [p._asdict() for p in points]}
 
 
-def _events(args: argparse.Namespace) -> dict[str, Any]:
-    from elastic_train.events import read_events
-
-    events = read_events(args.file)
-    begin = events[0]["t"] if events else 0.0
-    known = ("t", "worker", "event")
-    rows = [
-        (f"{e['t'] - begin:.3f}", e["worker"], e["event"], " ".join(f"{k}={v}" for k, v in e.items() if k not in known))
-        for e in events
-    ]
-    table(str(args.file), ["seconds", "worker", "event", "details"], rows)
-    return {"events": events}
-
-
-def _simulate(args: argparse.Namespace) -> dict[str, Any]:
-    from elastic_train.scheduler import Cluster, policy, simulate
-    from elastic_train.scheduler.policies.quota import proportional_quotas
-
-    jobs = _read_trace(args)
-    if args.load != 1.0:
-        jobs = jobs.at_load(args.load)
-    if args.jobs and args.jobs > jobs.num_jobs:
-        jobs = jobs.repeated(args.jobs, args.gpus)
-    elif args.jobs:
-        jobs = jobs.first(args.jobs)
-    cluster = Cluster(args.gpus, args.rescale_seconds, args.start_seconds, args.round_seconds)
-    results = []
-    for name in args.policy:
-        needs_quota = name in ("strict-quota", "pps")
-        settings = {"quotas": proportional_quotas(jobs, args.gpus)} if needs_quota else {}
-        results.append(simulate(jobs, policy(name, **settings), cluster).summary())
-    keys = ("mean_completion_seconds", "p95_completion_seconds", "p95_wait_seconds")
-    rows = [
-        (r["policy"], *(format_seconds(r[key]) for key in keys), f"{r['utilization']:.1%}", f"{r['fairness']:.2f}",
-         r["num_rescales"])
-        for r in results
-    ]  # fmt: skip
-    columns = ["policy", "mean completion", "95 %", "95 % wait", "utilization", "fairness", "rescales"]
-    table(f"{jobs.num_jobs} jobs on {args.gpus} GPUs", columns, rows)
-    return {"results": results}
-
-
 def _bench(args: argparse.Namespace) -> dict[str, Any]:
     from elastic_train.bench.command import run_bench
 
     return run_bench(args.megabytes, args.changes, args.step_seconds, args.parts, args.prepare_step_seconds)
-
-
-def _read_trace(args: argparse.Namespace) -> Any:
-    from elastic_train import scheduler
-
-    if args.format == "pollux":
-        return scheduler.read_pollux(args.trace, args.applications or Path(args.trace).parent / "apps", args.gpus)
-    readers = {
-        "philly": scheduler.read_philly,
-        "tiresias": scheduler.read_tiresias,
-        "alibaba": scheduler.read_alibaba,
-    }
-    return readers[args.format](args.trace)
 
 
 def _command_line() -> CommandLine:
@@ -202,12 +139,14 @@ def _command_line() -> CommandLine:
         parser.add_argument("--store", help="address of the job's store, when it is not in the folder")
         parser.add_argument("--interface", default="127.0.0.1", help="address of this host that sockets bind to")
         parser.add_argument("--job", default="job", help="job id")
+        parser.add_argument("--shards", type=int, default=1, help="processes of a worker that hold the model together")
+        parser.add_argument("--background", action="store_true", help="newcomers get ready on idle time only")
         parser.add_argument("script")
         parser.add_argument("arguments", nargs=argparse.REMAINDER)
     _add_control(cli)
-    events = cli.command("events", _events, "show a job's events", "elastic-train events /tmp/j/job-events.jsonl")
-    events.add_argument("file", type=Path)
-    _add_simulate(cli)
+    report_command.add_commands(cli)
+    launch_command.add_commands(cli)
+    scheduler_command.add_commands(cli)
     bench = cli.command(
         "bench", _bench, "measure what changes cost, beside a restart, torchrun and torchft",
         "elastic-train bench --megabytes 6 100 --changes 2:3 --json bench.json",
@@ -222,7 +161,6 @@ def _command_line() -> CommandLine:
 
 def _add_control(cli: CommandLine) -> None:
     place = "--store file:///tmp/j"
-    status = cli.command("status", _status, "show a running job", f"elastic-train status {place}")
     leave = cli.command(
         "scale-in", _leave, "let workers leave at the end of a step", f"elastic-train scale-in {place} w1"
     )
@@ -230,7 +168,7 @@ def _add_control(cli: CommandLine) -> None:
     migrate = cli.command("migrate", _migrate, "replace a worker by a fresh one", f"elastic-train migrate {place} w1")
     profile = cli.command("profile", _profile, "measure throughput at each number of workers",
                           f"elastic-train profile {place} --min 1 --max 4")  # fmt: skip
-    for parser in (status, leave, scale, migrate, profile):
+    for parser in (leave, scale, migrate, profile):
         parser.add_argument("--store", required=True, help="address of the job's store")
         parser.add_argument("--job", default="job", help="job id")
     leave.add_argument("workers", nargs="+", help="ids of workers")
@@ -239,23 +177,6 @@ def _add_control(cli: CommandLine) -> None:
     profile.add_argument("--min", type=int, default=1, help="fewest workers; the job stays there")
     profile.add_argument("--max", type=int, required=True, help="most workers")
     profile.add_argument("--timeout-seconds", type=float, default=120.0, help="longest wait for one size")
-
-
-def _add_simulate(cli: CommandLine) -> None:
-    parser = cli.command(
-        "simulate", _simulate, "run a trace of jobs under scheduling policies",
-        "elastic-train simulate --trace workload-1.csv --gpus 64 --policy tiresias elastic-tiresias",
-    )  # fmt: skip
-    parser.add_argument("--trace", required=True, help="CSV of jobs, plain or .gz")
-    parser.add_argument("--format", choices=_FORMATS, default="pollux")
-    parser.add_argument("--applications", help="folder of measured step times of a Pollux workload")
-    parser.add_argument("--policy", nargs="+", default=["tiresias", "elastic-tiresias"])
-    parser.add_argument("--gpus", type=int, default=64)
-    parser.add_argument("--jobs", type=int, help="first so many jobs, or the trace repeated to so many")
-    parser.add_argument("--load", type=float, default=1.0, help="how much faster jobs arrive than in the trace")
-    parser.add_argument("--rescale-seconds", type=float, default=0.5)
-    parser.add_argument("--start-seconds", type=float, default=30.0)
-    parser.add_argument("--round-seconds", type=float, default=60.0)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -51,9 +51,9 @@ class Controller:
         self._log = GenerationLog(self._store, f"{job_id}/generation", "controller")
 
     def status(self) -> dict[str, Any]:
-        """Return the newest generation, leader, throughput, how often a sample counts, and every worker with its phase."""
+        """Return generation, leader, throughput, how often a sample counts, and every worker with its phase."""
         newest, leader = self._log.read(), self._store.get(f"{self._job}/leader")
-        workers = self._workers()
+        workers = self.members()
         running = [m for m in workers.values() if m.phase == "running" and m.num_timed]
         return {
             "job": self._job,
@@ -66,6 +66,11 @@ class Controller:
             "data": next((m.data for m in workers.values() if m.data), ""),
             "workers": {worker: member.phase for worker, member in workers.items()},
         }
+
+    def members(self) -> dict[str, Member]:
+        """Return the record of every worker that the store knows, by its id."""
+        entries = self._store.scan(f"{self._job}/member/").values()
+        return {entry.value["worker"]: Member(**entry.value) for entry in entries}
 
     def scale_out(self, num_workers: int) -> None:
         """Order more workers, which join in one switch.
@@ -82,7 +87,7 @@ class Controller:
         """Ask workers to leave at the end of a step.
 
         Args:
-            workers: Their ids, or how many of those that joined last.
+            workers: Their ids, or how many of those that joined last, where the processes of a replica count as one.
 
         Returns:
             Their ids.
@@ -93,10 +98,11 @@ class Controller:
         """
         members = self.status()["members"]
         if isinstance(workers, int):
-            if not 1 <= workers < len(members):
-                expected = f"between 1 and {len(members) - 1}, fewer than all {len(members)}"
+            replicas = self._replicas(members)
+            if not 1 <= workers < len(replicas):
+                expected = f"between 1 and {len(replicas) - 1}, fewer than all {len(replicas)}"
                 raise input_error("workers", workers, expected, "leave one at work")
-            leavers = members[-workers:]
+            leavers = [worker for replica in replicas[-workers:] for worker in replica]
         else:
             leavers = list(workers)
         unknown = sorted(set(leavers) - set(members))
@@ -148,9 +154,13 @@ class Controller:
         """Close the store."""
         self._store.close()
 
-    def _workers(self) -> dict[str, Member]:
-        entries = self._store.scan(f"{self._job}/member/").values()
-        return {entry.value["worker"]: Member(**entry.value) for entry in entries}
+    def _replicas(self, members: Sequence[str]) -> list[list[str]]:
+        """Return the members, those together that come and go as one."""
+        records, replicas = self.members(), {}
+        for worker in members:
+            name = records[worker].replica if worker in records else ""
+            replicas.setdefault(name or worker, []).append(worker)
+        return list(replicas.values())
 
     def _order(self, count: int, replaces: str) -> None:
         if not self._store.scan(f"{self._job}/launcher/"):
@@ -162,17 +172,17 @@ class Controller:
 
     def _reach(self, size: int, timeout_seconds: float) -> None:
         """Bring the job to a size and wait until every worker has timed some steps of it."""
-        members = self.status()["members"]
-        if len(members) > size:
-            self.scale_in(len(members) - size)
-        elif len(members) < size:
-            self.scale_out(size - len(members))
+        present = len(self._replicas(self.status()["members"]))
+        if present > size:
+            self.scale_in(present - size)
+        elif present < size:
+            self.scale_out(size - present)
         deadline = time.monotonic() + timeout_seconds
         while True:
-            newest, workers = self._log.read(), self._workers()
-            if newest is not None and newest.status == "commit" and len(newest.members) == size:
+            newest, workers = self._log.read(), self.members()
+            if newest is not None and newest.status == "commit" and len(self._replicas(newest.members)) == size:
                 timed = [workers[w].num_timed for w in newest.members if w in workers]
-                if len(timed) == size and min(timed) >= _TIMED_STEPS:
+                if len(timed) == len(newest.members) and min(timed) >= _TIMED_STEPS:
                     return
             if time.monotonic() > deadline:
                 raise JobStateError(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
+
+from elastic_train.errors import input_error
 
 __all__ = ["EventLog", "read_events"]
 
@@ -31,5 +34,26 @@ class EventLog:
 
 
 def read_events(path: str | Path) -> list[dict[str, Any]]:
-    """Return the events of a file in order of time."""
-    return sorted((json.loads(line) for line in Path(path).read_text().splitlines()), key=lambda event: event["t"])
+    """Return the events of a file in order of time.
+
+    Raises:
+        InputError: A line is damaged; the message has its number. A last line without an end is left out, as a worker
+            may be writing it.
+    """
+    events = []
+    for number, line in enumerate(Path(path).read_bytes().splitlines(keepends=True), 1):
+        if not line.strip():
+            continue
+        try:
+            event = json.loads(line)
+            is_whole = isinstance(event, dict) and isinstance(event["worker"], str) and isinstance(event["event"], str)
+            if not is_whole or not math.isfinite(event["t"]):
+                raise ValueError("it has other fields")
+        except (ValueError, KeyError, TypeError) as error:
+            if not line.endswith(b"\n"):
+                break
+            shown = line[:60].decode("utf-8", "replace").rstrip("\n")
+            expected, remedy = "a JSON object with t, worker and event", "delete the line or restore the file"
+            raise input_error(f"{path}, line {number}", shown, expected, remedy) from error
+        events.append(event)
+    return sorted(events, key=lambda event: event["t"])

@@ -108,7 +108,9 @@ def nccl_features() -> dict[str, Any]:
 
 
 def _version() -> tuple[int, ...]:
+    from torch.cuda import nccl
+
     try:
-        return tuple(torch.cuda.nccl.version())
+        return tuple(nccl.version())
     except (AttributeError, RuntimeError):
         return ()

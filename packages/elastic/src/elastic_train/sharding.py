@@ -180,10 +180,11 @@ class ShardedGradients:
         Raises:
             RuntimeError: A member was lost.
         """
+        buckets = self._buckets()
         if self.links is None or self.links.peers.size == 1:
             return
         sent: list[tuple[Any, Tensor, list[Tensor]]] = []
-        for gradients in self._buckets():
+        for gradients in buckets:
             flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
             sent.append((self.links.peers.sum_async(flat), flat, gradients))
         for work, flat, gradients in sent:

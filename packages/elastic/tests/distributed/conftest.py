@@ -1,3 +1,3 @@
-"""The training script is a program that tests start, not a module with examples."""
+"""These are programs that tests start, not modules with examples."""
 
-collect_ignore = ["training_script.py"]
+collect_ignore = ["training_script.py", "sharded_script.py", "torchrun_script.py"]

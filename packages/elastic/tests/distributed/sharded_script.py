@@ -1,7 +1,9 @@
 """A job of sharded replicas that grows and shrinks: forks its workers, so that torch is imported once; prints JSON.
 
 Two processes hold the model; a second replica of two joins and one of the first leaves, which takes its fellow along.
-A job of one process that holds everything is the reference.
+A job of one process that holds everything is the reference. A twin of one replica sums gradients without their weights.
+
+    sharded_script.py FOLDER LEAVER
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 
 import elastic_train
 from elastic_train.events import read_events
-from elastic_train.sharding import replica_mesh
+from elastic_train.sharding import ShardedGradients, replica_mesh
 
 torch.set_num_threads(1)
 torch.set_default_dtype(torch.float64)
@@ -43,7 +45,10 @@ def train(folder: Path, worker: str, num_shards: int) -> None:
                 fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
     model = elastic_train.wrap(model)
-    optimizer = elastic_train.Optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2))
+    if folder.name == "twin":
+        ShardedGradients._weigh = lambda self, output: output
+    # With its usual, small eps AdamW would not see gradients that are twice as large.
+    optimizer = elastic_train.Optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2, eps=0.1))
     elastic_train.State(model=model, optimizer=optimizer)
     loader = elastic_train.ElasticDataLoader(data, global_batch_size=BATCH)
     is_slow = folder / "slow"
@@ -91,10 +96,10 @@ def wait_for(folder: Path, event: str, size: int) -> None:
 def main() -> None:
     """Run the reference and the sharded job."""
     folder = Path(sys.argv[1])
-    alone, sharded = folder / "alone", folder / "sharded"
-    alone.mkdir()
-    sharded.mkdir()
-    pids = [fork(alone, "w", 1)]
+    alone, twin, sharded = (folder / name for name in ("alone", "twin", "sharded"))
+    for path in (alone, twin, sharded):
+        path.mkdir()
+    pids = [fork(alone, "w", 1), *(fork(twin, f"a.{shard}", 2) for shard in (0, 1))]
     (sharded / "slow").touch()
     pids += [fork(sharded, f"a.{shard}", 2) for shard in (0, 1)]
     wait_for(sharded, "commit", 2)

@@ -7,11 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from elastic_train.controller import Controller
 from elastic_train.coordinator import Limits, Member, decide
-from elastic_train.errors import InputError
-from elastic_train.generation import Generation
+from elastic_train.errors import InputError, WorkerLostError
+from elastic_train.generation import Generation, GenerationLog
 from elastic_train.gradients import GradientSum
+from elastic_train.group import Links
 from elastic_train.state import State
+from elastic_train.stores import MemoryStore
 from elastic_train.stragglers import find_straggler
 
 RUNS = Generation(3, 1, ("a", "b", "c"), status="commit")
@@ -121,3 +124,60 @@ def test_making_an_optimizer_state_changes_nothing():
     assert state.num_bytes() == 4 * 8 * 3 + 4 * 2
     with pytest.raises(InputError, match="state_dict and load_state_dict"):
         State(step=3)
+
+
+def replicas(*names, phase="running", generation=3, **fields):
+    return {
+        f"{name}.{shard}": Member(f"{name}.{shard}", phase, generation, replica=name, replica_size=2, **fields)
+        for name in names
+        for shard in (0, 1)
+    }
+
+
+def test_replicas_of_a_sharded_model_come_and_go_as_one():
+    runs = Generation(3, 1, ("r.0", "r.1", "s.0", "s.1"), status="commit")
+    alive = replicas("r", "s")
+    late = replicas("t", phase="ready", generation=0)
+    late["t.1"] = replace(late["t.1"], joined=5.0)
+    between = {"u.0": Member("u.0", joined=3.0, replica="u", replica_size=2)}
+    # u is not complete and waits; t joins next to each other although u.0 came in between.
+    assert decide(runs, alive | late | between, Limits(2, 8)).members == (*runs.members, "t.0", "t.1")
+    between["u.1"] = replace(between["u.0"], worker="u.1", joined=4.0)
+    assert decide(runs, alive | late | between, Limits(2, 8)).members[4:] == ("u.0", "u.1", "t.0", "t.1")
+    assert decide(runs, alive | late | between, Limits(2, 6)).members[4:] == ("u.0", "u.1")
+    # One process asks to leave: its replica goes.
+    assert decide(runs, alive | {"r.1": replace(alive["r.1"], is_leaving=True)}, Limits(2, 8)).members == ("s.0", "s.1")
+    # One is replaced: its replica is.
+    late = {w: replace(m, replaces="s.0" if w == "t.0" else "") for w, m in late.items()}
+    assert set(decide(runs, alive | late, Limits(2, 8)).members) == {"r.0", "r.1", "t.0", "t.1"}
+
+
+def test_a_lost_process_takes_its_replica_along():
+    runs = Generation(3, 1, ("r.0", "r.1", "s.0", "s.1"), status="commit")
+    alive = replicas("r", "s")
+    del alive["s.1"]
+    assert decide(runs, alive, Limits(2, 8)) is None  # those who train will notice
+    alive |= replicas("r", phase="failed")
+    change = decide(runs, alive, Limits(2, 8))  # s.0 hangs, and is not waited for
+    assert (change.members, change.reason) == (("r.0", "r.1"), "failure")
+
+
+def test_a_part_of_the_state_that_nobody_has_is_named():
+    links = Links(4, ("r.0", "r.1", "s.0", "s.1"), 0, None)
+    links.peers = Links(4, ("r.0", "s.0"), 0, None)
+    assert links.newest_peers([0, 0, 0, 0]) == [0]
+    assert links.newest_peers([8, 8, 0, 0]) == [0]
+    assert links.newest_peers([7, 8, 8, 7]) == [1]
+    with pytest.raises(WorkerLostError, match="no worker of shard 0 has the state of step 7"):
+        links.newest_peers([7, 8, 7, 8])
+
+
+def test_shrinking_counts_replicas():
+    store = MemoryStore()
+    GenerationLog(store, "job/generation").propose(1, ("r.0", "r.1", "s.0", "s.1"), "", "start")
+    controller = Controller(store, "job")
+    for worker, member in replicas("r", "s").items():
+        store.put(f"job/member/{worker}", vars(member))
+    assert controller.scale_in(1) == ["s.0", "s.1"]
+    with pytest.raises(InputError, match="between 1 and 1, fewer than all 2"):
+        controller.scale_in(2)

@@ -159,6 +159,10 @@ def _start_plain(folder: Path, size: int, megabytes: float, step_seconds: float)
     port, command = str(free_port()), [sys.executable, "-m", "elastic_train.bench._plain", str(folder), str(megabytes)]
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size), "GLOO_SOCKET_IFNAME": "lo"}
     return [
-        subprocess.Popen([*command, str(step_seconds)], env={**os.environ, **QUIET, **place, "RANK": str(rank)})
+        subprocess.Popen(  # quiet, as they complain of each other when they are ended
+            [*command, str(step_seconds)],
+            env={**os.environ, **QUIET, **place, "RANK": str(rank)},
+            stderr=subprocess.DEVNULL,
+        )
         for rank in range(size)
     ]

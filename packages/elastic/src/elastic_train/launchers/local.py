@@ -19,6 +19,7 @@ from pathlib import Path
 from elastic_train.background import can_return, hold_back, let_go
 from elastic_train.controller import Controller
 from elastic_train.errors import JobStateError, input_error
+from elastic_train.launchers.orders import OrderBook
 from elastic_train.stores import open_store
 
 __all__ = ["LocalJob"]
@@ -75,11 +76,11 @@ class LocalJob:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.store = store or f"file://{self.folder.absolute()}"
         self._opened = open_store(self.store, token)
+        self._orders = OrderBook(self._opened, job_id, prefix)
         self.events = self.folder / f"{job_id}-events.jsonl"
         self._max_workers, self._niceness, self._prefix, self._started = max_workers, niceness, prefix, 0
         self._num_shards, self._in_background = num_shards, in_background and can_return()
         self._held_back: dict[int, float] = {}
-        self._renew_at = 0.0
         self._environment = {
             **os.environ,
             "ELASTIC_TRAIN_STORE": self.store,
@@ -126,8 +127,10 @@ class LocalJob:
     def _start(self, name: str, environment: dict[str, str], is_late: bool) -> None:
         is_nice = is_late and self._niceness and not self._in_background
         command = ["nice", "-n", str(self._niceness), *self._command] if is_nice else self._command
-        process = subprocess.Popen(command, env={**environment, "ELASTIC_TRAIN_WORKER": name})
-        if is_late and self._in_background:
+        is_held_back = is_late and self._in_background
+        mark = {"ELASTIC_TRAIN_BACKGROUND": "1"} if is_held_back else {}
+        process = subprocess.Popen(command, env={**environment, **mark, "ELASTIC_TRAIN_WORKER": name})
+        if is_held_back:
             hold_back(process.pid)
             self._held_back[process.pid] = time.monotonic()
         self.processes[name] = process
@@ -148,12 +151,13 @@ class LocalJob:
         """
         controller = Controller(self._opened, self.job_id)
         deadline = time.monotonic() + timeout_seconds
-        while len(members := controller.status()["members"]) < num_workers:
+        expected = num_workers * self._num_shards
+        while len(members := controller.status()["members"]) < expected:
             ended = all(process.poll() is not None for process in self.processes.values())
             if ended or time.monotonic() > deadline:
                 why = "all workers ended" if ended else f"{timeout_seconds:g} s passed"
                 raise JobStateError(
-                    f"job {self.job_id!r} has {len(members)} members: expected {num_workers}, but {why}; "
+                    f"job {self.job_id!r} has {len(members)} members: expected {expected}, but {why}; "
                     "read what the workers printed"
                 )
             time.sleep(0.05)
@@ -179,22 +183,16 @@ class LocalJob:
                 raise TimeoutError(f"workers {running} still run after {timeout_seconds} s")
             self.serve_orders()
             time.sleep(0.05)
-        self._opened.delete(f"{self.job_id}/launcher/{self._prefix}")
+        self._orders.close()
         return {name: process.wait() for name, process in self.processes.items()}
 
     def serve_orders(self) -> list[str]:
         """Start the workers that a controller or a leader has ordered since; returns their ids."""
-        now = time.monotonic()
-        if now > self._renew_at:  # its readers come seldom, and each write keeps workers from writing
-            self._opened.put(f"{self.job_id}/launcher/{self._prefix}", {}, None, 30.0)
-            self._renew_at = now + 10.0
         self._let_go()
         started = []
-        for key, entry in self._opened.scan(f"{self.job_id}/order/").items():
-            if not self._opened.delete(key, entry.version):
-                continue  # another launcher took it
+        for count, replaces in self._orders.take():
             try:
-                started += self.scale_out(entry.value["count"], entry.value["replaces"])
+                started += self.scale_out(count, replaces)
             except JobStateError as error:
                 _logger.warning("an order is refused: %s", error)
         return started
