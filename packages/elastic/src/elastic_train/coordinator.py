@@ -122,6 +122,9 @@ def decide(newest: Generation | None, alive: dict[str, Member], limits: Limits, 
     running = [m for m in alive.values() if m.phase == "running"]
     if failed:
         return _recover(newest, alive, failed, running)
+    if newest.status == "commit" and not running and newcomers and all(alive[w].can_restore for w in newcomers):
+        enough = len(newcomers) >= limits.min_workers  # all who trained are lost: go on from a checkpoint
+        return Change(tuple(newcomers[: limits.max_workers]), "restart") if enough else None
     if newest.status == "prepare":
         if all(w in alive and alive[w].phase == "running" and alive[w].generation >= newest.number
                for w in newest.members):  # fmt: skip

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from core_kernels.errors import CoreKernelsError, argument_error
 
 __all__ = [
+    "CheckpointError",
     "ElasticError",
     "FencedError",
     "InputError",
@@ -43,6 +44,10 @@ class FencedError(ElasticError, RuntimeError):
 
 class StateMismatchError(ElasticError, ValueError):
     """The state of a newcomer has other names, shapes or types than that of the running job."""
+
+
+class CheckpointError(ElasticError, RuntimeError):
+    """No checkpoint of a folder can be used, or none can be written there."""
 
 
 class WorkerLostError(ElasticError, RuntimeError):

@@ -33,7 +33,8 @@ class Generation:
         members: Worker ids; the position is the rank.
         address: ``host:port`` where the members meet to connect.
         status: ``"prepare"`` or ``"commit"``.
-        reason: Why it was made, such as ``"start"``, ``"scale-out"``, ``"scale-in"``, ``"failure"``.
+        reason: Why it was made, such as ``"start"``, ``"scale-out"``, ``"scale-in"``, ``"failure"``,
+            ``"restart"``.
     """
 
     number: int

@@ -43,11 +43,17 @@ class GradientSum:
     Attributes:
         links: The members; ``None`` or one member makes no sum.
         share: This worker's part of the global batch, in ``[0, 1]``.
+        measures_squares: Whether to measure the gradients' squared norms.
+        squares: Of the last step, the means over workers of the squared norm of their own gradients and of one over
+            their shares, and the squared norm of the sum in between; ``None`` when it had one worker.
     """
 
     def __init__(self, module: nn.Module, bucket_bytes: int = 25 << 20):
         self.links: Links | None = None
         self.share = 1.0
+        self.measures_squares = False
+        self.squares: tuple[float, float, float] | None = None
+        self._local_square = 0.0
         self._failure: Exception | None = None
         self._next = 0
         self._buckets = make_buckets(module, bucket_bytes)
@@ -74,6 +80,8 @@ class GradientSum:
         self._next += 1
         if self.links is None or self.links.size == 1 or self._failure is not None:
             return
+        if self.measures_squares:
+            self._local_square += bucket.buffer.double().square().sum().item()
         try:
             bucket.work = self.links.sum_async(bucket.buffer)
         except RuntimeError as error:  # a lost peer; finish() reports it, outside of the backward pass
@@ -98,12 +106,26 @@ class GradientSum:
                     bucket.work.wait()
             if self._failure is not None:
                 raise self._failure
+            self.squares = self._measure() if self.measures_squares else None
         finally:
             self.reset()
 
+    def _measure(self) -> tuple[float, float, float] | None:
+        """Return what ``squares`` says, after all sums are done."""
+        if self.links is None or self.links.size == 1:
+            return None
+        mine = [self._local_square / self.share**2, 1 / self.share, 1.0] if self.share else [0.0, 0.0, 0.0]
+        total = torch.tensor(mine, dtype=torch.float64)
+        self.links.sum_async(total).wait()
+        local_square, inverse_share, count = total.tolist()
+        if count < 2:
+            return None
+        whole = sum(bucket.buffer.double().square().sum().item() for bucket in self._buckets)
+        return local_square / count, whole, inverse_share / count
+
     def reset(self) -> None:
         """Forget what was gathered since the last step."""
-        self._next, self._failure = 0, None
+        self._next, self._failure, self._local_square = 0, None, 0.0
         for bucket in self._buckets:
             bucket.filled.clear()
             bucket.work = None

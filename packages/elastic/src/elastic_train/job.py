@@ -158,6 +158,9 @@ class Job:
     def set_share(self, num_samples: int, num_global: int) -> None:
         """Say how many of the global batch's samples this worker computes in the pass that begins."""
         assert self.gradients is not None
+        if self.next_share()[2]:
+            for part in self.parts.values():
+                part.batch_begun()
         if isinstance(self.gradients, LogicalGradients):
             self.gradients.begin(self.step)
         self.gradients.share, self.batch_size = num_samples / num_global, num_global
@@ -206,16 +209,20 @@ class Job:
         self.step += 1
         self.cursor += self.batch_size
         self._is_open = True
-        self._tell_parts(lowest[2:])
+        for part, numbers in self._split(lowest[2:]):
+            part.committed(numbers)
         begun, self._step_ended = self._step_ended, time.monotonic()
         self.agent.report_step(self.step, compute_seconds, self.batch_size / max(self._step_ended - begun, 1e-9))
         return True
 
-    def _tell_parts(self, lowest: list[int]) -> None:
+    def _split(self, numbers: list[int]) -> list[tuple[Part, list[int]]]:
+        """Return each part with its numbers of a vote, none when there are none."""
+        found = []
         for part in self.parts.values():
             count = len(part.ballot())
-            part.committed(lowest[:count])
-            lowest = lowest[count:]
+            found.append((part, numbers[:count]))
+            numbers = numbers[count:]
+        return found
 
     def notify_batch_end(self) -> StepInfo:
         """End the step; the only place where membership changes in good order."""
@@ -223,6 +230,13 @@ class Job:
         if self.agent.failure is not None:
             with located("ending a step", self.agent.worker, self.links.rank if self.links else None):
                 raise WorkerLostError(f"the agent of this worker ended: {self.agent.failure}; restart it as a newcomer")
+        try:
+            for part in self.parts.values() if is_committed else ():
+                part.updated()
+        except RuntimeError as error:
+            if isinstance(error, ElasticError):
+                raise
+            self.recover(error)
         info = self._switch() if self._switch_to else self._info()
         if is_committed and self.links is not None:
             for part in self.parts.values():
@@ -258,11 +272,8 @@ class Job:
             except RuntimeError as error:
                 _logger.info("a peer ended before the last barrier: %s", error)
                 last = []
-        lowest = last[1:]
-        for part in self.parts.values():
-            count = len(part.ballot())
-            part.closed(lowest[:count])
-            lowest = lowest[count:]
+        for part, lowest in self._split(last[1:]):
+            part.closed(lowest)
         self._go()
 
     def _go(self) -> None:
@@ -286,7 +297,7 @@ class Job:
         """Drop the step and go on with the survivors; for whoever met a lost peer on the way to the vote."""
         begin = time.monotonic()
         assert self.gradients is not None
-        self._is_begun = False
+        self._is_begun, self._switch_to = False, 0
         failed = number or (self.links.number if self.links else 0)
         self.events.write("failed", generation=failed, step=self.step, error=str(error)[:200])
         self.gradients.reset()
@@ -340,12 +351,8 @@ class Job:
             self._restore()
             steps = self._gather_steps(links)
         sources = links.newest_peers(steps)
-        progress = {
-            "step": self.step, "epoch": self.epoch, "cursor": self.cursor,
-            "global_batch_size": self.global_batch_size, "parts": capture_parts(self.parts),
-        }  # fmt: skip
         with located("taking the state", self.agent.worker, links.rank):
-            received = self.state.share(links.peers, sources, progress)
+            received = self.state.share(links.peers, sources, self.progress())
             if links.peers.rank not in sources:
                 self._adopt(received)
         self.links = self.gradients.links = links
@@ -353,6 +360,13 @@ class Job:
         for part in self.parts.values():
             part.entered(links)
         self.agent.report_running(links.number)
+
+    def progress(self) -> dict[str, Any]:
+        """Return counters and the facts of parts, JSON-able: all that goes with the state of a step."""
+        return {
+            "step": self.step, "epoch": self.epoch, "cursor": self.cursor,
+            "global_batch_size": self.global_batch_size, "parts": capture_parts(self.parts),
+        }  # fmt: skip
 
     def _gather_steps(self, links: Links) -> list[int]:
         mine = self.step + 1 if self._has_state else 0
@@ -367,9 +381,9 @@ class Job:
     def _restore(self) -> None:
         """Begin at the newest checkpoint, if there is one."""
         assert self.state is not None
-        progress = self.checkpoints.load(self.state) if self.checkpoints is not None else None
-        if progress is not None:
-            with located("restoring a checkpoint", self.agent.worker):
+        with located("restoring a checkpoint", self.agent.worker):
+            progress = self.checkpoints.load(self.state) if self.checkpoints is not None else None
+            if progress is not None:
                 self._adopt(progress)
-            self._has_state = True
-            self.events.write("restored", step=self.step)
+                self._has_state = True
+                self.events.write("restored", step=self.step)

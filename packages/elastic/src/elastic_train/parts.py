@@ -1,9 +1,9 @@
 """What goes along with the committed steps of a job: its data, its checkpoints, its adaptation.
 
-A part keeps facts that are the same on every worker. It changes them only when a step is committed, so they agree
-wherever workers agree on the step, and travel with it to newcomers and into checkpoints. It may put whole numbers into
-the vote that commits a step, and learns the smallest of each over all workers: so the workers agree on whatever they
-know apart, without another message.
+A part keeps facts that are the same on every worker. It changes them only when a step is committed, or right after the
+update that follows, so they agree wherever workers agree on the step, and travel with it to newcomers and into
+checkpoints. It may put whole numbers into the vote that commits a step, and learns the smallest of each over all
+workers: so the workers agree on whatever they know apart, without another message.
 
 Callers may not assume that what a part does between two commits lasts: a step that fails is done again.
 """
@@ -39,6 +39,12 @@ class Part:
 
     def entered(self, links: Links) -> None:
         """Act on the begin of a generation, once the state is there."""
+
+    def batch_begun(self) -> None:
+        """Act on the begin of a step, when its batch is there."""
+
+    def updated(self) -> None:
+        """Act on the optimizer's step, before membership changes; facts may change here."""
 
     def batch_ended(self) -> None:
         """Act on the end of a step: the optimizer has stepped and membership has changed if it was to."""

@@ -14,6 +14,7 @@ from elastic_train.events import EventLog
 if TYPE_CHECKING:
     import torch
 
+    from elastic_train.checkpoints import Checkpoints
     from elastic_train.coordinator import Limits
     from elastic_train.job import Job, StepInfo
     from elastic_train.state import State
@@ -35,6 +36,9 @@ def init(
     token: str | None = None,
     straggler_ratio: float | None = None,
     logical_workers: int = 0,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 100,
+    checkpoint_keep: int = 2,
 ) -> Job:
     """Make this process a worker of a job; what is left out comes from the launcher's environment, torchrun's too.
 
@@ -53,6 +57,10 @@ def init(
             fresh one, which the job's launcher starts; ``None`` replaces nobody.
         logical_workers: Shares of a step whose gradients are kept apart, so that weights are bitwise the same for any
             number of workers up to this one; 0 is faster and equal to rounding.
+        checkpoint: Folder for checkpoints on disk, seen by all hosts of the job. A job that finds one there when none
+            of its workers is left goes on from it. ``None`` writes none.
+        checkpoint_every: Steps between two checkpoints.
+        checkpoint_keep: How many checkpoints stay.
 
     Returns:
         The job.
@@ -81,16 +89,19 @@ def init(
         limits = _limits(min_workers, max_workers, logical_workers)
         if straggler_ratio is not None and not straggler_ratio > 1:
             raise input_error("straggler_ratio", straggler_ratio, "above 1", "use 1.2 or more")
+        keeper = _keeper(checkpoint, checkpoint_every, checkpoint_keep)
     with located("opening the store", worker):
         secret = find_token(address, token)
         opened = open_store(address, secret)
     with located("joining", worker):
-        _check_free(opened, name, worker)
+        _check_free(opened, name, worker, keeper is not None)
     lease = lease_seconds or float(os.environ.get("ELASTIC_TRAIN_LEASE_SECONDS", "2.0"))
     events = EventLog(os.environ.get("ELASTIC_TRAIN_EVENTS"), worker)
     agent = Agent(opened, name, worker, limits, events, lease, timeout_seconds, place, 0.02, secret, straggler_ratio,
                   _cohort(), _num_shards())  # fmt: skip
     _job = Job(agent, events, logical_workers=logical_workers)
+    if keeper is not None:
+        keeper.attach(_job)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: agent.ask_to_leave())
     return _job
@@ -106,7 +117,15 @@ def _ask_torchrun(address, name, worker, least, interface) -> tuple:
     worker = worker or os.environ.get("ELASTIC_TRAIN_WORKER") or f"rank{found.rank}"
     with located("meeting the workers of torchrun", worker, found.rank):
         address = address or open_torchrun_store(found, interface)
-    return address, name or found.run, worker, found.world_size if least is None else least
+    if least is None and "ELASTIC_TRAIN_MIN_WORKERS" not in os.environ:
+        least = found.world_size
+    return address, name or found.run, worker, least
+
+
+def _keeper(path: str | os.PathLike[str] | None, every_steps: int, num_kept: int) -> Checkpoints | None:
+    from elastic_train.checkpoints import Checkpoints
+
+    return None if path is None else Checkpoints(path, every_steps, num_kept)
 
 
 def _num_shards() -> int:
@@ -138,18 +157,23 @@ def _cohort() -> tuple[str, int]:
     return name, int(size or 1)
 
 
-def _check_free(store, job: str, worker: str) -> None:
-    members = store.scan(f"{job}/member/")
-    if f"{job}/member/{worker}" in members:
+def _check_free(store, job: str, worker: str, can_restore: bool) -> None:
+    from elastic_train.coordinator import Member
+    from elastic_train.liveness import is_gone
+
+    members, key = store.scan(f"{job}/member/"), f"{job}/member/{worker}"
+    if key in members and is_gone(Member(**{"worker": worker, **members[key].value})):
+        store.delete(key, members.pop(key).version)  # an earlier process of this id, which has ended
+    if key in members:
         raise JobStateError(
             f"worker id {worker!r} is taken in job {job!r}: expected an id of its own on host {socket.gethostname()}; "
             "pass another worker_id"
         )
     newest = store.get(f"{job}/generation")
-    if newest is not None and not members:
+    if newest is not None and not members and not can_restore:
         raise JobStateError(
             f"job id {job!r} is taken: its generation {newest.value['number']} has ended and no worker is left; "
-            "choose another job id"
+            "choose another job id, or name the folder of its checkpoints"
         )
 
 

@@ -25,7 +25,7 @@ from elastic_train import session
 from elastic_train.errors import StateMismatchError, input_error
 from elastic_train.group import Links
 
-__all__ = ["State", "receive_bytes", "send_bytes"]
+__all__ = ["State", "locals_of", "receive_bytes", "send_bytes"]
 
 # Below this size tensors share a message: gloo's cost of one more message is that of about this many bytes.
 _SMALL_BYTES = 1 << 20
@@ -72,9 +72,9 @@ class State:
 
     def num_bytes(self) -> int:
         """Return the bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in _locals(self._capture()[1]))
+        return sum(tensor.nbytes for tensor in locals_of([tensor for _, tensor in self.capture()[1]]))
 
-    def _capture(self) -> tuple[Any, list[tuple[str, Tensor]]]:
+    def capture(self) -> tuple[Any, list[tuple[str, Tensor]]]:
         """Return the state with slots in place of tensors, and the tensors with their names."""
         tensors: list[tuple[str, Tensor]] = []
         plain = _lift({name: value.state_dict() for name, value in self._objects.items()}, "", tensors)
@@ -99,7 +99,7 @@ class State:
         receivers = [rank for rank in range(links.size) if rank not in sources]
         if not receivers:
             return progress
-        plain, tensors = self._capture()
+        plain, tensors = self.capture()
         layout = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors]
         if links.rank in sources:
             if links.rank == sources[0]:
@@ -127,10 +127,20 @@ class State:
             for piece in small:
                 piece.copy_(messages[0][offset : offset + len(piece)])
                 offset += len(piece)
-        self._restore(plain, [tensor for _, tensor in tensors])
+        self.restore(plain, [tensor for _, tensor in tensors])
         return progress
 
-    def _restore(self, plain: Any, tensors: list[Tensor]) -> None:
+    def late_tensors(self) -> set[int]:
+        """Return the addresses of tensors that only a wrapped optimizer changes, so may be copied until it steps."""
+        wrapped = [getattr(value, "inner", None) for value in self._objects.values()]
+        optimizers = [inner for inner in wrapped if isinstance(inner, torch.optim.Optimizer)]
+        held = [p for inner in optimizers for group in inner.param_groups for p in group["params"]]
+        held += [v for inner in optimizers for state in inner.state.values() for v in state.values()
+                 if isinstance(v, Tensor)]  # fmt: skip
+        return {local.data_ptr() for local in locals_of(held)}
+
+    def restore(self, plain: Any, tensors: list[Tensor]) -> None:
+        """Give the objects a state whose tensors are those that :meth:`capture` returned, filled since."""
         for name, value in self._objects.items():
             # Modules already hold the tensors that were filled; their state has nothing else.
             if not isinstance(value, torch.nn.Module):
@@ -175,15 +185,16 @@ def _lower(value: Any, tensors: list[Tensor]) -> Any:
     return value
 
 
-def _locals(tensors: list[tuple[str, Tensor]]) -> list[Tensor]:
+def locals_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return what this process holds of the tensors: of a sharded one, its shard, in place."""
     with torch.no_grad():
-        return [value.to_local() if isinstance(value, _Sharded) else value for _, value in tensors]
+        return [value.to_local() if isinstance(value, _Sharded) else value for value in tensors]
 
 
 def _pieces(tensors: list[tuple[str, Tensor]], num_shares: int, share: int) -> list[Tensor]:
     """Return one share of the stream of bytes, as views of the tensors."""
-    views = [tensor.reshape(-1).view(torch.uint8) for tensor in _locals(tensors) if tensor.numel()]
+    held = locals_of([tensor for _, tensor in tensors])
+    views = [tensor.reshape(-1).view(torch.uint8) for tensor in held if tensor.numel()]
     total = sum(len(view) for view in views)
     begin, end = total * share // num_shares, total * (share + 1) // num_shares
     pieces, offset = [], 0
@@ -206,13 +217,14 @@ def _messages(pieces: list[Tensor], is_filled: bool) -> tuple[list[Tensor], list
     return ([packed, *large] if len(packed) else large), small
 
 
-def send_bytes(links: Links, data: bytes, receivers: list[int]) -> None:
-    """Send bytes to some members, each of which calls :func:`receive_bytes`."""
+def send_bytes(links: Links, data: bytes, receivers: list[int], is_async: bool = False) -> list[Any]:
+    """Send bytes to some members, which call :func:`receive_bytes`; returns what to wait for if asynchronous."""
     payload = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     length = torch.tensor([len(payload)])
     works = [links.send_async(part, rank, tag) for rank in receivers for tag, part in ((0, length), (1, payload))]
-    for work in works:
+    for work in [] if is_async else works:
         work.wait()
+    return works if is_async else []
 
 
 def receive_bytes(links: Links, source: int) -> bytes:

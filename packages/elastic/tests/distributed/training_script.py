@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import elastic_train
+from elastic_train.adaptation import BatchSchedule, GrowWithNoise, adapt
 from elastic_train.shards import TextLines
 
 parser = argparse.ArgumentParser()
@@ -24,6 +25,8 @@ parser.add_argument("--step-seconds", type=float, default=0.02)
 parser.add_argument("--dtype", default="float64")
 parser.add_argument("--forget-to-notify", action="store_true")
 parser.add_argument("--shards", type=Path, help="folder of text files with the numbers of samples, one a line")
+parser.add_argument("--checkpoint")
+parser.add_argument("--adapt", action="store_true")
 args = parser.parse_args()
 
 worker = os.environ["ELASTIC_TRAIN_WORKER"]
@@ -33,7 +36,7 @@ generator = torch.Generator().manual_seed(5)
 x_all = torch.randn(args.samples, 8, generator=generator)
 data = torch.utils.data.TensorDataset(x_all, x_all.sum(1, keepdim=True).tanh())
 
-job = elastic_train.init()
+job = elastic_train.init(checkpoint=args.checkpoint, checkpoint_every=5)
 torch.manual_seed(int.from_bytes(worker.encode()) if job.agent.newest else 1)  # newcomers begin with other weights
 width = args.width + worker.startswith("odd")
 model = nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
@@ -53,6 +56,9 @@ if args.shards:
     loader = elastic_train.ElasticDataLoader(queue, 32, args.epochs, collate=collate)
 else:
     loader = elastic_train.ElasticDataLoader(data, global_batch_size=32, num_epochs=args.epochs)
+if args.adapt:
+    schedule = BatchSchedule({9: 48, 20: 16})
+    adapt(schedule, GrowWithNoise(1), learning_rate="sqrt")  # the second only measures
 log = (Path(args.folder) / f"{worker}.jsonl").open("a")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import count
+from itertools import chain, repeat
 from pathlib import Path
 
 import numpy as np
@@ -59,11 +59,10 @@ def run(make, batch_size, history=()):
     others; ``("size", n)`` goes on with ``n`` workers after the step.
     """
     job, done = Job(make, batch_size), []
-    for number in count():
-        event = history[number] if number < len(history) else ("none",)
+    for event in chain(history, repeat(("none",))):
         batches = job.fill()
         if batches[0] is None:
-            return done
+            break
         if event[0] == "drop":
             continue
         survivors = job.workers[: min(event[1], len(job.workers))] if event[0] == "half" else job.workers
@@ -74,6 +73,7 @@ def run(make, batch_size, history=()):
         assert len({str(worker.state_dict()) for worker in survivors}) == 1
         if event[0] in ("size", "half"):
             job.resize(event[1] if event[0] == "size" else len(survivors) + 1)
+    return done
 
 
 def check(batches, expected, batch_size):

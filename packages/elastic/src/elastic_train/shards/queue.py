@@ -2,9 +2,9 @@
 
 A global batch is made of a fixed number of *streams*. A stream reads one shard at a time, its part of the batch from
 the place where it stood at the last committed step; when its shard has ended it takes the next that nobody has begun.
-Workers share the streams among them, anew whenever membership changes. What counts — which shard each stream reads, how far, and
-which shards are next — is the same on every worker and changes only with a committed step. So a batch that fails is read again
-from where it began: from memory by whoever read it, else from the reader at that position.
+Workers share the streams among them, anew whenever membership changes. What counts (which shard each stream reads, how
+far, and which shards are next) is the same on every worker and changes only with a committed step. So a batch that
+fails is read again from where it began: from memory by whoever read it, else from the reader at that position.
 
 Which records form a batch depends on the streams alone, not on the workers. Nobody knows beforehand how many records a
 shard holds: workers tell each other what they found, in one small sum per batch, and again when a shard ended and
@@ -218,7 +218,7 @@ class ShardQueue:
         expected = (state["shards"], len(state["streams"]))
         if found != expected:
             raise StateMismatchError(
-                f"the shard queue has {len(self._shards)} shards of fingerprint {found[0]} in {found[1]} streams: expected "
+                f"the queue has {len(self._shards)} shards of fingerprint {found[0]} in {found[1]} streams: expected "
                 f"fingerprint {expected[0]} in {expected[1]}, as the job has; list the same shards in the same order"
             )
         self._committed = _Progress(

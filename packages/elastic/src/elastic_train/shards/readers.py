@@ -1,10 +1,10 @@
 """Readers of shards: where records begin and end, and how to go on at a position.
 
 A reader yields the records of a shard from a position on, each with the position behind it. A position is a whole
-number that means something to the reader alone: a byte, a row, a count. ``0`` is the begin. What is read after
-``read(shard, position)`` must be what would have come after the record with that position: then every record counts
-exactly once. A reader that cannot promise it says ``is_exact = False``; records of a shard whose worker is lost, or that
-moves to another worker, may then come again.
+number that means something to the reader alone: a byte, a row, a count. ``0`` is the begin. What ``read`` yields at a
+position must be what would have come after the record with that position: then every record counts exactly once. A
+reader that cannot promise it says ``is_exact = False``; records of a shard whose worker is lost, or that moves to
+another worker, may then come again.
 
 A shard is what the reader says: a path, or ``(path, begin, end)`` for a part of a file.
 """
@@ -105,7 +105,8 @@ class BinaryRecords:
         record_bytes: Bytes of a record.
         decode: Makes a record of bytes.
 
-    A part ``(path, begin, end)`` has the records from ``begin`` up to ``end``. A last record that is cut short is refused.
+    A part ``(path, begin, end)`` has the records from ``begin`` up to ``end``. A last record that is cut short is
+    refused.
     """
 
     is_exact = True
