@@ -111,6 +111,6 @@ def _version() -> tuple[int, ...]:
     from torch.cuda import nccl
 
     try:
-        return tuple(nccl.version())
+        return tuple(int(part) for part in nccl.version()[:3])
     except (AttributeError, RuntimeError):
         return ()

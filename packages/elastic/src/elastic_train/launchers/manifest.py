@@ -35,13 +35,13 @@ def check_workers(command: Sequence[str], min_workers: int, max_workers: int, dr
 def to_yaml(value: Any, indent: int = 0) -> str:
     """Return JSON-able values as YAML; what might be read as something else is quoted.
 
-    >>> print(to_yaml({"kind": "Job", "args": ["a: b", "on"], "spec": {"n": 2, "none": {}}}))
+    >>> print(to_yaml({"kind": "Job", "args": ["a: b", "on"], "spec": {"size": 2, "none": {}}}))
     kind: Job
     args:
       - "a: b"
       - "on"
     spec:
-      n: 2
+      size: 2
       none: {}
     """
     pad, lines = " " * indent, []
