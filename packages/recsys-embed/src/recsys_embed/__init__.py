@@ -28,6 +28,7 @@ from recsys_embed.prefetch import PrefetchPipeline
 from recsys_embed.profile import AccessStats
 from recsys_embed.race import RaceResult, race_tiers
 from recsys_embed.tables import EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor
+from recsys_embed.work import WorkCosts
 
 __all__ = [
     "SGD",
@@ -48,6 +49,7 @@ __all__ = [
     "RecsysEmbedError",
     "RowWiseAdagrad",
     "TieredEmbeddingBagCollection",
+    "WorkCosts",
     "__version__",
     "make_optimizer",
     "plan_tiers",

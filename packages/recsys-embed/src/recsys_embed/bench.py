@@ -33,6 +33,7 @@ from recsys_embed.planner import plan_tiers
 from recsys_embed.prefetch import PrefetchPipeline
 from recsys_embed.profile import AccessStats
 from recsys_embed.training import load_clicks
+from recsys_embed.work import WorkCosts
 
 __all__ = [
     "CRITEO_CARDINALITIES",
@@ -128,8 +129,12 @@ class _GivenRows(nn.Module):
         return SimpleNamespace(values=lambda: values)
 
 
-def measure_dense(group: Group, job: BenchJob, repeats: int = 6) -> float:
-    """Return the seconds of forward and backward of the model without its rows, all ranks at once. Collective."""
+def measure_dense(group: Group, job: BenchJob, repeats: int = 6) -> tuple[float, int]:
+    """Measure the model without its rows, on all ranks at once. Collective.
+
+    Returns:
+        Seconds of forward and backward, and bytes of its gradients.
+    """
     data = bench_data(job)
     model = make_model("dlrm", _GivenRows(data, job.width), data.dense.shape[1], job.hidden)
     batch = next(iter(data.batches(job.batch_size, seed=3)))
@@ -141,7 +146,8 @@ def measure_dense(group: Group, job: BenchJob, repeats: int = 6) -> float:
         model(SimpleNamespace(dense=batch.dense, features=pooled)).sum().backward()
         seconds.append(time.perf_counter() - begin)
     own = torch.tensor(statistics.median(seconds[1:]), dtype=torch.float64)
-    return group.all_reduce(own, "mean", tag="dense").item()
+    num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    return group.all_reduce(own, "mean", tag="dense").item(), num_bytes
 
 
 def compare_systems(rows: Sequence[dict[str, Any]], predicted_bytes: float | None) -> dict[str, float]:
@@ -177,7 +183,13 @@ def endless(data: ClickData, job: BenchJob, rank: int, world_size: int) -> Itera
 
 
 def bench_plan(
-    job: BenchJob, net: Interconnect, world_size: int, dense_seconds: float, hot: Any = "auto", prefetch: bool = True
+    job: BenchJob,
+    net: Interconnect,
+    world_size: int,
+    dense: tuple[float, int],
+    hot: Any = "auto",
+    prefetch: bool = True,
+    work: WorkCosts | None = None,
 ) -> Plan:
     """Count accesses of other shuffles than those measured, and plan."""
     data = bench_data(job)
@@ -185,8 +197,8 @@ def bench_plan(
     stats = AccessStats.from_batches(batches, data.tables(job.width))
     tables = data.tables(job.width)
     return plan_tiers(
-        stats, net, tables, world_size, job.batch_size, SGD(0.05), hot=hot, dense_seconds=dense_seconds,
-        prefetch=prefetch,
+        stats, net, tables, world_size, job.batch_size, SGD(0.05), hot=hot, dense_seconds=dense[0],
+        dense_bytes=dense[1], prefetch=prefetch, work=work,
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from recsys_embed.optimizers import OPTIMIZERS
 from recsys_embed.plan import Plan
 from recsys_embed.profile import AccessStats
 from recsys_embed.training import TrainJob, load_clicks, make_plan, train_on_rank
+from recsys_embed.work import WorkCosts
 
 __all__ = ["main"]
 
@@ -224,9 +225,9 @@ def _verify(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def measure_links(group: Group) -> Interconnect:
-    """Measure the interconnect of the ranks. Collective."""
-    return Interconnect.measure(group, budget_seconds=15.0)
+def measure_machine(group: Group) -> tuple[Interconnect, WorkCosts]:
+    """Measure links and processors of the ranks. Collective."""
+    return Interconnect.measure(group, budget_seconds=15.0), WorkCosts.measure(group)
 
 
 def _bench(args: argparse.Namespace) -> dict[str, Any]:
@@ -245,10 +246,10 @@ def _bench(args: argparse.Namespace) -> dict[str, Any]:
         say("torchrec is not installed; it is left out")
         systems.remove("torchrec")
     with ShapedHosts([per_host] * num_hosts, args.rate, timeout_seconds=120.0) as hosts:
-        net, dense = hosts.run(measure_links)[0], hosts.run(measure_dense, base)[0]
+        (net, work), dense = hosts.run(measure_machine)[0], hosts.run(measure_dense, base)[0]
         plans = {
-            "ours": bench_plan(base, net, hosts.world_size, dense, hot),
-            "no_prefetch": bench_plan(base, net, hosts.world_size, dense, hot, prefetch=False),
+            "ours": bench_plan(base, net, hosts.world_size, dense, hot, work=work),
+            "no_prefetch": bench_plan(base, net, hosts.world_size, dense, hot, prefetch=False, work=work),
         }
         say(plans["ours"].explain())
         for _ in range(args.repeats):
@@ -276,7 +277,7 @@ def _bench(args: argparse.Namespace) -> dict[str, Any]:
     for name, value in gains.items():
         say(f"{name.replace('_', ' ')}: {value:.2f}")
     hot_rows = plans["ours"].num_hot_rows
-    return {"rows": rows, "hot_rows": hot_rows, "predicted_bytes": predicted, "dense_seconds": dense, "gains": gains}
+    return {"rows": rows, "hot_rows": hot_rows, "predicted_bytes": predicted, "dense_seconds": dense[0], "gains": gains}
 
 
 def _bench_system(hosts: ShapedHosts, job: BenchJob, batch_size: int) -> dict[str, Any]:

@@ -162,6 +162,11 @@ class RowSpace:
         self._first = int(layout.bounds[channels.now.rank])
         self._narrow = layout.num_rows < 2**31
 
+    @property
+    def is_replicated(self) -> bool:
+        """Whether the hot tier holds every row, so that nothing is asked of owners; the same on all ranks."""
+        return self.hot is not None and len(self.hot) == self.layout.num_rows
+
     # -- asking ------------------------------------------------------------------------------------------------------
 
     def plan(self, places: Tensor, offsets: Tensor, weights: Tensor | None) -> Request:
@@ -182,18 +187,24 @@ class RowSpace:
     def post_ids(self, request: Request, received: Sequence[list[int]]) -> None:
         """Send the distinct cold places to their owners, whose own counts were ``received``."""
         request.recv_counts = recv_counts = received[0]
+        if self.is_replicated:
+            return
         ids = request.cold.to(torch.int32) if self._narrow else request.cold
         control = self.channels.control
         request.pending["ids"] = control.all_to_all_v(ids, request.send_counts, recv_counts, "ids", async_op=True)
 
     def finish_ids(self, request: Request) -> None:
         """Wait for what peers ask of this rank."""
+        if self.is_replicated:
+            return
         places = self.clock.wait("control", request.pending.pop("ids"))[0]
         request.slots = places.long() - self._first
 
     def classify(self, request: Request, previous: Request | None, step: int) -> None:
         """Mark the rows touched in ``step``; with a batch in flight, find late rows and its urgent gradients."""
         request.step = step
+        if self.is_replicated:
+            return
         if previous is not None:
             request.late_out = find_late(self.last_touch, request, previous)
         self.last_touch[request.slots] = step
@@ -212,6 +223,8 @@ class RowSpace:
 
     def finish_bits(self, request: Request, previous: Request) -> None:
         """Wait for the owners' verdicts on this rank's rows."""
+        if self.is_replicated:
+            return
         received, counts = self.clock.wait("control", request.pending.pop("bits"))
         late, urgent = [], []
         for block, num_late, num_urgent in zip(
@@ -226,6 +239,8 @@ class RowSpace:
 
     def post_rows(self, request: Request, part: str, channel: Group) -> None:
         """Send rows to those who asked: ``part`` is ``"all"``, ``"free"`` or ``"late"``."""
+        if self.is_replicated:
+            return
         out, send = _select(request.slots, request.recv_counts, request.late_out, part)
         _, receive = _select(request.cold, request.send_counts, request.late_in, part)
         rows = gather(self.weight, out, bounds="unchecked")
@@ -240,7 +255,7 @@ class RowSpace:
             return self.clock.wait("rows", request.pending.pop("all"))[0]
         buffer = self.weight.new_empty(shape)
         if len(request.hot):
-            buffer[num_cold:] = self.hot.weight[request.hot]
+            gather(self.hot.weight, request.hot, out=buffer[num_cold:], bounds="unchecked")
         for part in parts:
             rows = self.clock.wait("rows", request.pending.pop(part))[0]
             if part == "all":
@@ -248,7 +263,7 @@ class RowSpace:
             else:
                 assert request.late_in is not None
                 wanted = request.late_in if part == "late" else ~request.late_in
-                buffer[wanted.nonzero().view(-1)] = rows
+                buffer.numpy()[wanted.nonzero().view(-1).numpy()] = rows.numpy()  # three times as fast as torch
         return buffer
 
     def forget(self, request: Request) -> None:
@@ -261,6 +276,8 @@ class RowSpace:
 
     def post_gradients(self, request: Request, rows: Tensor, part: str, channel: Group) -> None:
         """Send partial sums to their owners: ``part`` is ``"all"``, ``"urgent"`` or ``"deferred"``."""
+        if self.is_replicated:
+            return
         chosen = rows
         index, send = _select(torch.arange(len(rows)), request.send_counts, request.urgent_in, part)
         if part != "all":

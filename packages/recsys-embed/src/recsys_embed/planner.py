@@ -8,6 +8,7 @@ for a billion rows costs one pass over the counters.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,12 +16,13 @@ import numpy as np
 
 from core_kernels.console import format_bytes
 from core_kernels.interconnect import Interconnect
-from recsys_embed.cost_model import Workload, price
+from recsys_embed.cost_model import Machine, Workload, price
 from recsys_embed.errors import input_error
 from recsys_embed.optimizers import RowOptimizer
 from recsys_embed.plan import Candidate, Plan, shapes_of
 from recsys_embed.profile import AccessStats
 from recsys_embed.tables import EmbeddingBagConfig, check_tables
+from recsys_embed.work import WorkCosts
 
 __all__ = ["plan_tiers", "workload_of"]
 
@@ -40,6 +42,8 @@ def plan_tiers(
     dense_seconds: float = 0.0,
     prefetch: bool = True,
     pooled: str | Sequence[str] = "auto",
+    dense_bytes: float = 0.0,
+    work: WorkCosts | None = None,
 ) -> Plan:
     """Choose which rows every rank holds, and which tables return partial pools instead of rows.
 
@@ -55,13 +59,16 @@ def plan_tiers(
         dense_seconds: Forward and backward time of the rest of the model, behind which rows can travel.
         prefetch: Whether a pipeline will be used.
         pooled: ``"auto"``, or names of tables whose owners return partial pools (bags of many ids).
+        dense_bytes: Gradients of the rest of the model, which are all-reduced over the same links.
+        work: What ids and rows take of the processor, of :meth:`WorkCosts.measure`; guessed from the interconnect's
+            memory rates when None, which is too low where ranks outnumber cores.
 
     Returns:
         The plan; it may replicate nothing.
 
     Raises:
-        InputError: Statistics without batches, tables that are not those of the statistics, or a cap below what the
-            shards alone take.
+        InputError: Statistics without batches, negative costs, tables that are not those of the statistics, or a cap
+            below what the shards alone take.
 
     Cost: one pass over the counters.
     """
@@ -72,9 +79,13 @@ def plan_tiers(
     if stats.num_batches == 0 or world_size < 1 or batch_size < 1:
         found = (stats.num_batches, world_size, batch_size)
         raise input_error("num_batches, world_size, batch_size", found, "at least 1 each", "count some batches")
+    if not (0 <= dense_seconds < math.inf and 0 <= dense_bytes < math.inf):
+        found = (dense_seconds, dense_bytes)
+        raise input_error("dense_seconds, dense_bytes", found, "finite numbers of at least 0", "measure the model")
     setting = (world_size, batch_size, optimizer)
+    machine = Machine(interconnect, work or WorkCosts.assumed(interconnect), dense_seconds, dense_bytes, prefetch)
     if pooled == "auto":
-        pooled = _choose_pooled(stats, interconnect, tables, setting, dense_seconds, prefetch)
+        pooled = _choose_pooled(stats, machine, tables, setting)
     unknown = sorted(set(pooled) - {t.name for t in tables})
     if unknown:
         raise input_error("pooled", unknown, f"'auto' or names among {[t.name for t in tables]}", "correct the names")
@@ -84,10 +95,11 @@ def plan_tiers(
     limit = _rows_under(workload, memory_cap, num_rows)
 
     def priced(size: int) -> Candidate:
-        return price(workload, interconnect, size, dense_seconds, prefetch)
+        return price(workload, machine, size)
 
     if hot == "auto":
-        candidates, chosen, reason = _search(priced, min(limit, int(workload.num_rows[-1])), world_size)
+        seen = min(limit, int(workload.requested_rows))
+        candidates, chosen, reason = _search(priced, seen, [num_rows] if limit >= num_rows else [], world_size)
     else:
         size = int(hot * num_rows) if isinstance(hot, float) and hot < 1 else int(hot)
         if not 0 <= size <= limit:
@@ -118,24 +130,27 @@ def workload_of(
         optimizer: Decides about memory for states.
         pooled: Tables whose owners return partial pools.
     """
-    groups = [np.zeros((5, 0))]
     element_bytes = 4
     total = sum(t.num_embeddings * (t.embedding_dim + optimizer.state_columns(t.embedding_dim)) for t in tables)
     by_row = [t for t in tables if t.name not in pooled]
+    groups = [np.zeros((5, 0))]
     for width in sorted({t.embedding_dim for t in by_row}):
         same = [t for t in by_row if t.embedding_dim == width]
         found = stats.histogram(same)
         seen = np.clip(found.presence / stats.num_batches, 0, 1 - 1e-12)
         q = -np.expm1(np.log1p(-seen) * batch_size / max(stats.batch_size, 1))
         q = np.where(found.presence >= stats.num_batches, 1.0, q)
-        row_bytes = np.full(len(q), width * element_bytes, float)
+        unseen = sum(t.num_embeddings for t in same) - found.num_rows.sum()
+        columns = [np.append(q, 0.0), np.append(found.num_rows, unseen), np.append(found.accesses, 0)]
+        row_bytes = np.full(len(q) + 1, width * element_bytes, float)
         state_bytes = row_bytes + optimizer.state_columns(width) * element_bytes
-        groups.append(np.stack([q, found.num_rows, row_bytes, state_bytes, found.accesses]))
+        groups.append(np.stack([*columns, row_bytes, state_bytes]))
     merged = np.concatenate(groups, axis=1)
     merged = merged[:, np.argsort(-merged[0], kind="stable")]
-    q, count, row_bytes, state_bytes, accesses = merged
+    q, count, accesses, row_bytes, state_bytes = merged
     touched = 1 - (1 - q) ** world_size
-    ids = stats.num_accesses / max(stats.num_samples, 1) * batch_size
+    scale = batch_size / max(stats.num_samples, 1)
+    ids, id_row_bytes = stats.num_accesses * scale, float((accesses * row_bytes).sum()) * scale
 
     def running(column: np.ndarray) -> np.ndarray:
         return np.concatenate([[0.0], np.cumsum(column)])
@@ -143,7 +158,7 @@ def workload_of(
     return Workload(
         running(count), running(count * q * row_bytes), running(count * q * touched * row_bytes), running(count * q),
         running(count * row_bytes), running(count * state_bytes), running(accesses), float(total * element_bytes), ids,
-        world_size, element_bytes, *_pool_bytes(stats, tables, world_size, batch_size, pooled),
+        world_size, element_bytes, id_row_bytes, *_pool_bytes(stats, tables, world_size, batch_size, pooled),
     )  # fmt: skip
 
 
@@ -168,11 +183,9 @@ def _pool_bytes(
 
 def _choose_pooled(
     stats: AccessStats,
-    interconnect: Interconnect,
+    machine: Machine,
     tables: Sequence[EmbeddingBagConfig],
     setting: tuple[int, int, RowOptimizer],
-    dense_seconds: float,
-    prefetch: bool,
 ) -> list[str]:
     """Return the tables that are cheaper to pool at their owners, tried one by one without a hot tier."""
     num_bags = stats.num_samples * sum(len(t.feature_names) for t in tables)
@@ -182,7 +195,7 @@ def _choose_pooled(
 
     def seconds(pooled: list[str]) -> float:
         workload = workload_of(stats, tables, *setting, pooled)
-        return price(workload, interconnect, 0, dense_seconds, prefetch).step_seconds
+        return price(workload, machine, 0).step_seconds
 
     best = seconds(chosen)
     for table in tables:
@@ -202,11 +215,13 @@ def _rows_under(workload: Workload, memory_cap: float | None, num_rows: int) -> 
     return int(np.interp(left, workload.state_bytes, workload.num_rows))
 
 
-def _search(priced: Any, limit: int, world_size: int) -> tuple[list[Candidate], Candidate, str]:
+def _search(
+    priced: Any, limit: int, more_sizes: Sequence[int], world_size: int
+) -> tuple[list[Candidate], Candidate, str]:
     if world_size == 1:
         none = priced(0)
         return [none], none, "one rank holds every row anyway"
-    sizes = {0, *(int(s) for s in np.geomspace(1, max(limit, 1), _NUM_SIZES))} if limit else {0}
+    sizes = {0, *more_sizes, *((int(s) for s in np.geomspace(1, limit, _NUM_SIZES)) if limit else ())}
     known = {size: priced(size) for size in sizes}
     for _ in range(3):
         ordered = sorted(known)

@@ -1,8 +1,11 @@
 """Choosing the hot tier by trying: a few sizes take turns while training goes on, and the fastest stays.
 
 Moving rows between tiers changes no value, so the steps of a race are ordinary training steps and nothing is lost. The
-cost model says which sizes are worth a try; what it cannot know, such as ranks that share cores, the race sees. No tier
-is always among the runners, and wins unless another is faster by two per cent.
+cost model says which sizes are worth a try: its best tier, neighbours by factors of two, and none. Sizes that paired
+intervals show to be slower than the leader drop out; the race ends when nothing is left to decide, at the latest after
+``rounds`` rounds or ``max_seconds``. A tie goes to no tier: another size stays only if it is faster by one per cent in
+the mean, and no more than two per cent slower at the far end of its interval. Where turns are too uneven to say that,
+the plan counts as a second witness: the mean of the turns and the prediction must both speak for a tier.
 
 Callers may not assume that a race on one machine holds on another, or that it is free: every runner moves its rows.
 """
@@ -12,19 +15,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from recsys_embed.collection import TieredEmbeddingBagCollection
+from recsys_embed.contest import Contest, Ratio
 from recsys_embed.errors import input_error
 from recsys_embed.plan import Candidate, Plan
 from recsys_embed.profile import AccessStats
 
-__all__ = ["RaceResult", "choose_runners", "race_tiers"]
+__all__ = ["RaceResult", "choose_runners", "race_tiers", "take_turn"]
 
-_MIN_GAIN, _HOPELESS = 0.02, 1.5
-_SPACING = 4
+_MIN_GAIN, _MAX_LOSS = 0.01, 0.02
+_HOPELESS = (2.0, 1.5, 1.3)  # times the leader, after one, two and three rounds
+_MIN_ROUNDS = 4
+_OCTAVES = (-2, -1, 0, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -33,28 +39,35 @@ class RaceResult:
 
     Attributes:
         plan: The winner's; the collection has its tiers.
-        step_seconds: Fastest time of every size that ran, the slowest rank's.
+        step_seconds: Median of the turns of every size that ran, the slowest rank's.
+        against_none: Every size's seconds over those without a tier, with the interval the decision was made on.
+        num_rounds: Rounds until it was decided, or the limit was reached.
+        seconds: What the race took, moving rows and training together.
     """
 
     plan: Plan
     step_seconds: dict[int, float]
+    against_none: dict[int, Ratio] = field(default_factory=dict)
+    num_rounds: int = 0
+    seconds: float = 0.0
 
 
 def choose_runners(plan: Plan, worst: float = 1.5) -> list[int]:
-    """Return sizes worth a try: none, the plan's choice, and every fourth size that is not predicted far too slow.
+    """Return sizes worth a try: none, the plan's choice, its best tier, and that one's neighbours by factors of two.
 
     Args:
         plan: A plan with candidates, of :func:`recsys_embed.plan_tiers` with ``hot="auto"``.
         worst: A size predicted to take more than this times the best does not run.
     """
-    if not plan.candidates:
-        return [plan.num_hot_rows]
-    sizes = [c.num_hot_rows for c in plan.candidates]
+    tiers = [c for c in plan.candidates if c.num_hot_rows]
+    if not tiers:
+        return sorted({0, plan.num_hot_rows})
     limit = worst * min(c.step_seconds for c in plan.candidates)
-    rungs = max(1, round(math.log(max(sizes) + 1, _SPACING)))
-    wanted = {max(sizes) // _SPACING**rung for rung in range(min(rungs, 5))}
-    nearest = [min(plan.candidates, key=lambda c: abs(c.num_hot_rows - size)) for size in wanted]
-    return sorted({0, plan.num_hot_rows} | {c.num_hot_rows for c in nearest if c.step_seconds <= limit})
+    middle = min(tiers, key=lambda c: c.step_seconds).num_hot_rows
+    largest = max(c.num_hot_rows for c in tiers)
+    wanted = {size for octave in _OCTAVES if 1 <= (size := int(middle * 2.0**octave)) <= largest}
+    kept = {size for size in wanted if _predicted(tiers, size).step_seconds <= limit}
+    return sorted({0, plan.num_hot_rows} | kept)
 
 
 def race_tiers(
@@ -62,8 +75,9 @@ def race_tiers(
     stats: AccessStats,
     plan: Plan,
     train: Callable[[], float | None],
-    rounds: int = 3,
+    rounds: int = 12,
     runners: Sequence[int] | None = None,
+    max_seconds: float = math.inf,
 ) -> RaceResult:
     """Try sizes of the hot tier in turn and keep the fastest. Collective.
 
@@ -72,58 +86,109 @@ def race_tiers(
         stats: The counts that the plan was made of, the same on every rank.
         plan: Says which sizes are worth a try.
         train: Trains some steps, always equally many, in a pipeline of its own; returns the seconds of a step, or None
-            to have the whole call timed.
-        rounds: Turns of every runner; one that takes half as long again as the fastest has no further turn.
-        runners: Sizes to try; :func:`choose_runners` when None. The two sizes between the fastest and its neighbours
-            run as well.
+            to have the whole call timed. Its first call is not counted.
+        rounds: Most turns of every runner; few leave wide intervals, which speak for none.
+        runners: Sizes to try; :func:`choose_runners` when None.
+        max_seconds: No round begins after this.
+
+    Returns:
+        The winner, and what was measured.
 
     Raises:
-        InputError: No round.
+        InputError: No round, a size beyond the tables, or ``train`` returned what are no seconds, on any rank.
         PipelineError: A pipeline is open.
+
+    Cost: at most ``rounds`` times as many turns as there are runners; fewer when losers drop out.
     """
     if rounds < 1:
-        raise input_error("rounds", rounds, "at least 1", "3 take turns")
-    predicted = {c.num_hot_rows: c for c in plan.candidates}
-    seconds: dict[int, float] = {}
-
-    def run(sizes: Sequence[int]) -> None:
-        for _ in range(rounds):
-            limit = _HOPELESS * min(seconds.values(), default=math.inf)
-            for size in [s for s in sizes if seconds.get(s, 0) <= limit or not s]:
-                embeddings.retier(_plan_of(plan, stats, size, predicted.get(size)))
-                seconds[size] = min(_time(embeddings, train), seconds.get(size, math.inf))
-
-    first = sorted(set(runners if runners is not None else choose_runners(plan)) | {0})
-    run(first)
-    run(_between(first, min(first, key=lambda size: seconds[size])))
-    winner = min(seconds, key=lambda size: seconds[size])
-    gain = 1 - seconds[winner] / seconds[0]
-    if gain < _MIN_GAIN:
-        winner, why = 0, f"none: the best of {len(seconds)} sizes that ran was {100 * gain:.1f} % faster, below 2 %"
-    else:
-        why = f"the fastest of {len(seconds)} sizes that ran, {100 * gain:.1f} % faster than none"
-    chosen = replace(_plan_of(plan, stats, winner, predicted.get(winner)), reason=why)
+        raise input_error("rounds", rounds, "at least 1", "12 is a good limit")
+    alive = sorted(set(runners if runners is not None else choose_runners(plan)) | {0})
+    most = sum(t.num_embeddings for t in stats.tables if t.name not in plan.pooled)
+    if not 0 <= alive[0] <= alive[-1] <= most:
+        raise input_error("runners", alive, f"sizes from 0 to {most}, the rows that can be hot", "leave out the others")
+    plans = {size: _plan_of(plan, stats, size) for size in alive}
+    contest, taken = Contest(), 0.0
+    if len(alive) > 1:
+        taken = take_turn(embeddings, plans[0], train)[1]  # loads code; not counted
+    while len(contest.rounds) < rounds and taken < max_seconds and len(alive) > 1:
+        seconds: dict[int, float] = {}
+        for size in alive if len(contest.rounds) % 2 == 0 else alive[::-1]:
+            seconds[size], whole = take_turn(embeddings, plans[size], train)
+            taken += whole
+        contest.add(seconds)
+        alive = _drop_losers(contest, alive)
+        if _is_decided(contest, alive):
+            break
+    winner, why = _judge(contest, alive, len(plans) - 1, plan.num_hot_rows > 0)
+    chosen = replace(plans[winner], reason=why)
     embeddings.retier(chosen)
-    return RaceResult(chosen, dict(sorted(seconds.items())))
+    ratios = {size: contest.ratio(size, 0, len(alive) - 1) for size in plans if contest.rounds}
+    return RaceResult(chosen, contest.medians(), ratios, len(contest.rounds), taken)
 
 
-def _between(sizes: Sequence[int], best: int) -> list[int]:
-    """Return the sizes halfway (geometrically) between the best one and its neighbours."""
-    place = sizes.index(best)
-    around = [s for s in sizes[max(0, place - 1) : place + 2] if s != best and min(s, best) > 0]
-    return sorted({math.isqrt(s * best) for s in around} - set(sizes))
+def _drop_losers(contest: Contest, alive: list[int]) -> list[int]:
+    """Return who goes on: no tier, and every size that is not known to be slower than the leader."""
+    leader, number, kept = contest.fastest(alive), len(contest.rounds), []
+    for size in alive:
+        behind = contest.ratio(size, leader, len(alive) - 1)
+        is_slower = behind.low > 1 if number >= _MIN_ROUNDS else behind.mean > _HOPELESS[number - 1]
+        if size == 0 or not is_slower:
+            kept.append(size)
+    return kept
 
 
-def _plan_of(plan: Plan, stats: AccessStats, size: int, predicted: Candidate | None) -> Plan:
+def _is_decided(contest: Contest, alive: list[int]) -> bool:
+    """Whether more rounds cannot change who wins by more than the least gain."""
+    tiers = [size for size in alive if size]
+    if len(contest.rounds) < _MIN_ROUNDS or not tiers:
+        return not tiers
+    gains = {size: contest.ratio(0, size, len(tiers)) for size in tiers}
+    if all(gain.high < 1 + _MIN_GAIN for gain in gains.values()):
+        return True
+    leader = contest.fastest(tiers)
+    close = [contest.ratio(size, leader, len(tiers)) for size in tiers]
+    return gains[leader].low > 1 and all(ratio.high < 1 + 2 * _MIN_GAIN for ratio in close)
+
+
+def _judge(contest: Contest, alive: list[int], num_tiers: int, plan_has_tier: bool) -> tuple[int, str]:
+    """Return the winner and why."""
+    tiers = [size for size in alive if size]
+    if not tiers or len(contest.rounds) < 2:
+        return 0, f"none: all of {num_tiers} sizes that ran were slower" if num_tiers else "none: nothing else ran"
+    leader = contest.fastest(tiers)
+    gain = contest.ratio(0, leader, len(tiers))
+    shown = f"none takes {100 * (gain.mean - 1):.1f} % longer [{100 * (gain.low - 1):.1f}, {100 * (gain.high - 1):.1f}]"
+    if gain.mean >= 1 + _MIN_GAIN and gain.low > 1 - _MAX_LOSS:
+        return leader, f"the fastest of {num_tiers} sizes that ran: {shown}"
+    if gain.mean >= 1 + _MIN_GAIN and gain.high > 1 + _MAX_LOSS and plan_has_tier and gain.num_rounds >= _MIN_ROUNDS:
+        return leader, f"the fastest of {num_tiers} sizes that ran in the mean, as the plan predicts: {shown}"
+    return 0, f"none: the best of {num_tiers} sizes that ran is not surely faster: {shown}"
+
+
+def _predicted(candidates: Sequence[Candidate], size: int) -> Candidate:
+    return min(candidates, key=lambda c: abs(c.num_hot_rows - size))
+
+
+def _plan_of(plan: Plan, stats: AccessStats, size: int) -> Plan:
     by_row = [t for t in stats.tables if t.name not in plan.pooled]
     rows = stats.most_present(size, by_row) if size else {}
+    predicted = next((c for c in plan.candidates if c.num_hot_rows == size), None)
     return replace(plan, hot_rows=rows, chosen=predicted, reason="runs in a race")
 
 
-def _time(embeddings: TieredEmbeddingBagCollection, train: Callable[[], float | None]) -> float:
-    """Return the seconds of the slowest rank."""
+def take_turn(
+    embeddings: TieredEmbeddingBagCollection, plan: Plan, train: Callable[[], float | None]
+) -> tuple[float, float]:
+    """Train with a plan; return the seconds of a step and of the whole turn, of the slowest rank each. Collective."""
     embeddings.group.barrier("race")
     begin = time.perf_counter()
-    taken = train()
-    own = time.perf_counter() - begin if taken is None else taken
-    return embeddings.group.all_reduce(torch.tensor(own, dtype=torch.float64), "max", tag="race").item()
+    embeddings.retier(plan)
+    start = time.perf_counter()
+    step = train()
+    stop = time.perf_counter()
+    seconds = stop - start if step is None else float(step)
+    own = torch.tensor([seconds if 0 < seconds < math.inf else math.inf, stop - begin], dtype=torch.float64)
+    slowest = embeddings.group.all_reduce(own, "max", tag="race").tolist()
+    if slowest[0] == math.inf:  # the same on all ranks
+        raise input_error("train()", seconds, "seconds above 0 on every rank", "return the time of a step, or None")
+    return slowest[0], slowest[1]

@@ -16,7 +16,7 @@ pytestmark = [
 def test_fewer_bytes_and_less_waiting_than_plain_ways():
     with hosts.ShapedHosts([1, 1], 100.0, timeout_seconds=60.0) as network:
         base = {"batch_size": 256, "width": 32, "steps": 5, "zipf_rows": 2000, "hidden": (16, 8)}
-        plan = bench_plan(BenchJob("ours", **base), Interconnect.preset("ethernet-100mbit"), 2, 0.02)
+        plan = bench_plan(BenchJob("ours", **base), Interconnect.preset("ethernet-100mbit"), 2, (0.02, 0))
         found, sent = {}, {}
         for system in ("ours", "no_prefetch", "all_to_all"):
             before = network.link_bytes()

@@ -66,6 +66,16 @@ def test_npy_days_and_folders_stay_on_disk(tmp_path):
     np.testing.assert_array_equal(again.ids, both.ids)
 
 
+@pytest.mark.parametrize(("column", "value"), [(0, "x"), (1, "nan"), (2, "1e999"), (20, "no hex"), (39, "\udcff")])
+def test_damaged_criteo_values_are_named_by_line(tmp_path, column, value):
+    line = ["1", *["3"] * 13, *["a0"] * 26]
+    damaged = [value if number == column else cell for number, cell in enumerate(line)]
+    text = "\t".join(line) + "\n" + "\t".join(damaged) + "\n"
+    (tmp_path / "train.txt").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(InputError, match=r"line 2.*repair the line"):
+        read_criteo_tsv(tmp_path / "train.txt")
+
+
 def test_parquet(tmp_path):
     pyarrow = pytest.importorskip("pyarrow", reason="reading Parquet needs pyarrow")
     from pyarrow import parquet
@@ -75,6 +85,10 @@ def test_parquet(tmp_path):
     assert (data.ids.tolist(), data.dense.tolist()) == ([[1], [2]], [[1.0], [0.0]])
     with pytest.raises(InputError, match="nothere"):
         read_parquet(tmp_path / "d.parquet", "y", ["nothere"])
+    whole = (tmp_path / "d.parquet").read_bytes()
+    (tmp_path / "cut.parquet").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match="copy it again"):
+        read_parquet(tmp_path / "cut.parquet", "y", ["site"])
 
 
 def test_parquet_without_its_library_says_what_to_install(tmp_path, monkeypatch):

@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from core_kernels.comm import Group
 from core_kernels.interconnect import Curve, Interconnect
-from recsys_embed import AccessStats, EmbeddingBagConfig, IdRangeError, InputError, KeyedJaggedTensor, Plan, plan_tiers
+from recsys_embed import (
+    AccessStats,
+    EmbeddingBagConfig,
+    IdRangeError,
+    InputError,
+    KeyedJaggedTensor,
+    Plan,
+    WorkCosts,
+    plan_tiers,
+)
 from recsys_embed.cost_model import traffic_of
 from recsys_embed.optimizers import SGD, Adam
 from recsys_embed.planner import workload_of
@@ -89,8 +98,27 @@ def test_the_tier_follows_the_cost_of_an_all_reduce():
     assert dear.num_hot_rows == 0
     assert "below 2 %" in dear.explain()
     assert cheap.chosen.step_seconds == min(c.step_seconds for c in cheap.candidates)
-    hot, counts = cheap.hot_rows["a"], stats.counts("a", "presence")
-    assert counts[hot].min() >= np.delete(counts, hot).max() - 0
+    some = plan_tiers(stats, network(1e8, 1e6), TABLES, 4, 64, SGD(0.1), hot=40)
+    hot, counts = some.hot_rows["a"], stats.counts("a", "presence")
+    assert counts[hot].min() >= np.delete(counts, hot).max()
+
+
+def test_the_tier_follows_the_work_on_rows():
+    stats, net = AccessStats.from_batches(batches_of(), TABLES), network(1e6, 1e6)
+    cold_costs, hot_costs = WorkCosts(per_row=1e-4), WorkCosts(per_hot_byte=1e-5)
+    assert plan_tiers(stats, net, TABLES, 4, 64, SGD(0.1), work=hot_costs).num_hot_rows == 0
+    chosen = plan_tiers(stats, net, TABLES, 4, 64, SGD(0.1), work=cold_costs)
+    assert chosen.num_hot_rows > 20
+    twice = plan_tiers(stats, net, TABLES, 4, 64, SGD(0.1), work=WorkCosts(per_row=1e-4, ranks_per_core=2.0), hot=0)
+    assert twice.chosen.work_seconds == pytest.approx(2 * chosen.candidates[0].work_seconds)
+
+
+def test_small_tables_are_replicated_whole_where_messages_cost_more_than_bytes():
+    stats, net = AccessStats.from_batches(batches_of(), TABLES), network(1e9, 1e9, latency=1e-3)
+    plan = plan_tiers(stats, net, TABLES, 4, 64, SGD(0.1), dense_bytes=1000)
+    assert plan.num_hot_rows == 350
+    assert sum(plan.chosen.sent_bytes.values()) == plan.chosen.sent_bytes["hot"]
+    assert sum(len(rows) for rows in plan.hot_rows.values()) == 350  # rows that no batch named, too
 
 
 def test_traffic_is_that_of_the_formula_by_hand():
@@ -116,6 +144,15 @@ def test_plans_are_files_and_respect_the_cap(tmp_path):
     assert plan_tiers(stats, network(1e9, 1e6), TABLES, 4, 64, SGD(0.1), hot=7).num_hot_rows == 7
     assert plan_tiers(stats, network(1e9, 1e6), TABLES, 4, 64, SGD(0.1), hot=350).num_hot_rows == 350
     assert plan_tiers(stats, network(1e9, 1e6), TABLES, 1, 64, SGD(0.1)).num_hot_rows == 0
+
+
+@pytest.mark.parametrize("costs", [{"per_row": float("nan")}, {"per_id": -1.0}, {"ranks_per_core": 0.5}])
+def test_costs_that_cannot_be_are_refused(costs):
+    with pytest.raises(InputError, match="measure on the machine"):
+        WorkCosts(**costs)
+    stats = AccessStats.from_batches(batches_of(num=2), TABLES)
+    with pytest.raises(InputError, match="dense_bytes"):
+        plan_tiers(stats, network(1e6, 1e6), TABLES, 4, 64, SGD(0.1), dense_bytes=-1.0)
 
 
 def test_criteo_has_the_known_skew(criteo):

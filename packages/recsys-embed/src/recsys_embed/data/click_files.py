@@ -36,7 +36,7 @@ def read_criteo_tsv(path: str | Path, min_count: int = 1, max_rows: int | None =
         Dense numbers as ``log(1 + max(x, 0))`` (empty: 0), fields ``C1`` to ``C26``.
 
     Raises:
-        InputError: A line with another number of columns; the message names it.
+        InputError: A line with another number of columns, or a value that is no number; the message names the line.
     """
     labels, dense, ids = [], [], []
     with _open(path) as file:
@@ -47,9 +47,15 @@ def read_criteo_tsv(path: str | Path, min_count: int = 1, max_rows: int | None =
                     f"{path}, line {number}: {len(columns)} columns; expected 1 + {_NUM_DENSE} + {_NUM_FIELDS} = 40, "
                     "separated by tabs; is this the raw Criteo text?"
                 )
-            labels.append(int(columns[0] or 0))
-            dense.append([float(x) if x else 0.0 for x in columns[1 : 1 + _NUM_DENSE]])
-            ids.append([int(x, 16) if x else -1 for x in columns[1 + _NUM_DENSE :]])
+            try:
+                labels.append(int(columns[0] or 0))
+                dense.append([float(x) if x else 0.0 for x in columns[1 : 1 + _NUM_DENSE]])
+                ids.append([int(x, 16) if x else -1 for x in columns[1 + _NUM_DENSE :]])
+            except ValueError as error:
+                expected = f"a label, {_NUM_DENSE} numbers and {_NUM_FIELDS} hexadecimal ids"
+                raise InputError(f"{path}, line {number}: {error}; expected {expected}; repair the line") from None
+            if not np.isfinite(dense[-1]).all():
+                raise InputError(f"{path}, line {number}: {dense[-1]}; expected finite numbers; repair the line")
     numbers = np.log1p(np.maximum(np.array(dense, np.float64).reshape(-1, _NUM_DENSE), 0))
     raw = np.array(ids, np.int64).reshape(-1, _NUM_FIELDS)
     fields = [f"C{i + 1}" for i in range(_NUM_FIELDS)]
@@ -121,13 +127,18 @@ def read_parquet(
 
     Raises:
         MissingDependencyError: pyarrow is not installed.
-        InputError: A column is not in the file.
+        InputError: The file is damaged, or a column is not in it.
     """
     try:
-        from pyarrow import parquet
+        from pyarrow import ArrowInvalid, parquet
     except ImportError:
         raise MissingDependencyError("reading Parquet needs pyarrow; pip install pyarrow") from None
-    names = parquet.read_schema(path).names
+    try:
+        names = parquet.read_schema(path).names
+    except (ArrowInvalid, OSError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise InputError(f"{path} is not readable as Parquet ({error}); expected a whole file; copy it again") from None
     missing = sorted({label, *fields, *dense} - set(names))
     if missing:
         raise input_error("columns", missing, f"columns of {path}: {names}", "correct the names")
@@ -138,4 +149,6 @@ def read_parquet(
 
 
 def _open(path: str | Path) -> IO[str]:
-    return gzip.open(path, "rt") if str(path).endswith(".gz") else open(path)
+    """Open text for reading; bytes that are none become a mark, which the check of columns and numbers refuses."""
+    how: Any = {"encoding": "utf-8", "errors": "replace"}
+    return gzip.open(path, "rt", **how) if str(path).endswith(".gz") else open(path, **how)
