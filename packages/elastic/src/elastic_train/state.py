@@ -211,7 +211,7 @@ def _messages(pieces: list[Tensor], is_filled: bool) -> tuple[list[Tensor], list
     small = [piece for piece in pieces if len(piece) < _SMALL_BYTES]
     large = [piece for piece in pieces if len(piece) >= _SMALL_BYTES]
     if is_filled:
-        packed = torch.cat(small) if small else torch.zeros(0, dtype=torch.uint8)
+        packed = torch.cat([piece.cpu() for piece in small]) if small else torch.zeros(0, dtype=torch.uint8)
     else:
         packed = torch.empty(sum(map(len, small)), dtype=torch.uint8)
     return ([packed, *large] if len(packed) else large), small
