@@ -17,16 +17,6 @@ SCRIPT = str(Path(__file__).parent / "training_script.py")
 LAST_STEP = 64
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-    """Return the job of one worker that nothing happens to."""
-    folder = tmp_path_factory.mktemp("reference")
-    with LocalJob([SCRIPT, str(folder), "--step-seconds", "0"], folder) as job:
-        job.scale_out(1)
-        assert job.wait(90) == {"w0": 0}
-    return job
-
-
 @pytest.mark.parametrize("after", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_another_number_of_workers_goes_on(start_job, read_logs, reference, tmp_path, after):
     kept = tmp_path / "checkpoints"

@@ -19,16 +19,6 @@ SCRIPT = str(Path(__file__).parent / "training_script.py")
 STEPS_PER_EPOCH = 32  # 1,000 samples in batches of 32, the last of 8
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-    """Return losses and final weights of a run with one worker."""
-    folder = tmp_path_factory.mktemp("reference")
-    with LocalJob([SCRIPT, str(folder), "--step-seconds", "0"], folder) as job:
-        job.scale_out(1)
-        assert job.wait(90) == {"w0": 0}
-    return job
-
-
 def check(job, read_logs, reference, num_survivors, lost=()):
     """Check that all survivors agree, and that every sample counted once, as in a run of one worker."""
     logs, expected = read_logs(job), read_logs(reference)

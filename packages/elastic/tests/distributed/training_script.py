@@ -27,6 +27,7 @@ parser.add_argument("--forget-to-notify", action="store_true")
 parser.add_argument("--shards", type=Path, help="folder of text files with the numbers of samples, one a line")
 parser.add_argument("--checkpoint")
 parser.add_argument("--adapt", action="store_true")
+parser.add_argument("--logical", type=int, default=0)
 args = parser.parse_args()
 
 worker = os.environ["ELASTIC_TRAIN_WORKER"]
@@ -36,7 +37,7 @@ generator = torch.Generator().manual_seed(5)
 x_all = torch.randn(args.samples, 8, generator=generator)
 data = torch.utils.data.TensorDataset(x_all, x_all.sum(1, keepdim=True).tanh())
 
-job = elastic_train.init(checkpoint=args.checkpoint, checkpoint_every=5)
+job = elastic_train.init(logical_workers=args.logical, checkpoint=args.checkpoint, checkpoint_every=5)
 torch.manual_seed(int.from_bytes(worker.encode()) if job.agent.newest else 1)  # newcomers begin with other weights
 width = args.width + worker.startswith("odd")
 model = nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))

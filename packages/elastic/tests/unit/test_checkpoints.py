@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from elastic_train.checkpoints import CheckpointFolder, chunks
+from elastic_train.checkpoints import CheckpointFolder, Checkpoints, chunks
 from elastic_train.checkpoints.chunks import Share, read_state, write_index
 from elastic_train.checkpoints.folder import write_marker
 from elastic_train.errors import CheckpointError, InputError, StateMismatchError
@@ -154,3 +156,75 @@ def test_old_ones_go_and_a_plain_file_is_no_folder(tmp_path):
     (tmp_path / "plain").write_text("")
     with pytest.raises(InputError, match="name another folder"):
         CheckpointFolder(tmp_path / "plain")
+
+
+class Links:
+    """A generation of one worker."""
+
+    number, members, rank, size = 4, ("a",), 0, 1
+
+    @property
+    def peers(self):
+        return self
+
+
+class Job:
+    """What checkpoints need of a job."""
+
+    def __init__(self, state):
+        self.state, self.links, self.step, self.parts, self.said = state, Links(), 0, {}, []
+        self.agent = SimpleNamespace(describe=lambda **_: None)
+        self.events = SimpleNamespace(write=lambda event, **fields: self.said.append((event, fields["step"])))
+
+    def add_part(self, name, part):
+        self.parts[name] = part
+
+    def progress(self):
+        return {"step": self.step, "parts": {name: part.state_dict() for name, part in self.parts.items()}}
+
+
+def run_steps(job, keeper, num_steps, action=lambda step: None):
+    """Commit steps; each waits for what is being written, so that the vote tells it."""
+    for _ in range(num_steps):
+        ballot = keeper.closing()
+        job.step += 1
+        keeper.committed(ballot)
+        keeper.before_update()
+        action(job.step)
+        keeper.batch_ended()
+
+
+def test_a_keeper_saves_every_so_many_steps_and_goes_on_when_it_cannot(tmp_path, caplog):
+    job = Job(make()[3])
+    keeper = Checkpoints(tmp_path / "here", every_steps=3, num_kept=2)
+    keeper.attach(job)
+    keeper.entered(job.links)
+    run_steps(job, keeper, 7)
+    keeper.closed(keeper.closing())
+    assert job.said == [("checkpoint", 3), ("checkpoint", 6)]
+    run_steps(job, keeper, 2, lambda step: shutil.rmtree(tmp_path / "here"))
+    run_steps(job, keeper, 1)
+    assert job.said[-1] == ("checkpoint failed", 9)
+    assert "checkpoint of step 9" in caplog.text
+    (tmp_path / "here").mkdir()
+    run_steps(job, keeper, 3)
+    keeper.closed(keeper.closing())
+    assert job.said[-1] == ("checkpoint", 12)
+    again = Checkpoints(tmp_path / "here")
+    progress = again.load(make(seed=7)[3])
+    assert progress["step"] == 12
+    assert progress["parts"]["checkpoints"] == {"newest": 12, "tried": 12}
+
+
+def test_a_change_of_membership_gives_an_attempt_up(tmp_path):
+    job = Job(make()[3])
+    keeper = Checkpoints(tmp_path, every_steps=2)
+    keeper.attach(job)
+    run_steps(job, keeper, 2)
+    keeper.closing()
+    keeper.entered(job.links)
+    assert keeper.ballot() == [0]
+    assert keeper.load(make(seed=7)[3]) is None
+    run_steps(job, keeper, 1)
+    keeper.closed(keeper.closing())
+    assert job.said == [("checkpoint", 3)]

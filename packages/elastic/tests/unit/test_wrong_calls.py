@@ -11,12 +11,15 @@ import pytest
 import torch
 
 import elastic_train
-from elastic_train import Controller, ElasticDataLoader, State
+from elastic_train import Controller, ElasticDataLoader, ShardQueue, State, session
+from elastic_train.adaptation import AdaScale, BatchSchedule, FollowThroughput, GrowWithNoise, Legw, adapt
 from elastic_train.errors import FencedError, InputError, JobStateError, StoreError
 from elastic_train.generation import GenerationLog
 from elastic_train.launchers import LocalJob
 from elastic_train.scheduler import Cluster, Workload, policy, read_philly, simulate
 from elastic_train.scheduler.policies import ProbabilisticLending, Tiresias
+from elastic_train.shards import BinaryRecords, Iterables, TextLines
+from elastic_train.snapshots import LocalState
 from elastic_train.stores import FileStore, MemoryStore, open_store
 
 
@@ -24,6 +27,17 @@ def workload(times=(0.0,), requested=2, widest=4):
     ones = np.ones(len(times), dtype=np.int64)
     curves = np.arange(widest + 1.0)[None]
     return Workload(np.array(times), 100.0 * ones, requested * ones, ones, requested * ones, 0 * ones, curves, 0 * ones)
+
+
+def with_job(folder, call, **settings):
+    elastic_train.init(f"file://{folder}", "job", worker_id="w7", **settings)
+    call()
+
+
+def step_outside(folder):
+    elastic_train.init(f"file://{folder}", "job")
+    model = elastic_train.wrap(torch.nn.Linear(1, 1))
+    elastic_train.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1)).step()
 
 
 def controller():
@@ -98,7 +112,60 @@ WRONG_CALLS = {
     "state without a state": (
         lambda _: State(model=torch.nn.Linear(1, 1), rate=0.1), InputError, ("rate=", "0.1", "leave it out")),
     "no samples": (
-        lambda _: ElasticDataLoader([], 8), InputError, ("dataset=", "[]", "give it __len__")),
+        lambda _: ElasticDataLoader([], 8), InputError, ("dataset=", "[]", "give it __len__", "ShardQueue")),
+    "an iterable as a dataset": (
+        lambda _: ElasticDataLoader(iter("ab"), 8), InputError, ("dataset=", "map-style", "ShardQueue for files")),
+    "no epochs": (
+        lambda _: ElasticDataLoader([1], 8, num_epochs=0), InputError, ("num_epochs=", "0", "passes over the data")),
+    "no shards": (lambda _: ShardQueue([], TextLines()), InputError, ("shards=", "[]", "see that the paths match")),
+    "a path instead of shards": (
+        lambda _: ShardQueue("data.txt", TextLines()), InputError, ("shards=", "'data.txt'", "into a list")),
+    "no reader": (lambda _: ShardQueue(["a"], open), InputError, ("reader=", "is_exact", "take TextLines()")),
+    "no streams": (
+        lambda _: ShardQueue(["a"], TextLines(), num_streams=0), InputError, ("num_streams=", "0", "leave it out")),
+    "more streams than samples": (
+        lambda f: with_job(f, lambda: ElasticDataLoader(ShardQueue([1, 2], Iterables(list), 9), 8)), InputError,
+        ("num_streams=", "9", "global_batch_size=8", "use fewer streams")),
+    "streams that are no logical workers": (
+        lambda f: with_job(
+            f, lambda: ElasticDataLoader(ShardQueue([1, 2], Iterables(list), 2), 8), logical_workers=4),
+        InputError, ("num_streams=", "2", "logical_workers=4", "leave it out")),
+    "two loaders": (
+        lambda f: with_job(f, lambda: [ElasticDataLoader([1], 8), ElasticDataLoader([1], 8)]), InputError,
+        ("part 'data'", "expected one of a kind", "make it once")),
+    "size of a record": (lambda _: BinaryRecords(0), InputError, ("record_bytes=", "0", "bytes of one record")),
+    "size of a part": (
+        lambda _: TextLines().split([__file__], 0), InputError, ("shard_bytes=", "0", "size of a shard")),
+    "an iterable instead of its maker": (lambda _: Iterables([1]), InputError, ("make=", "[1]", "pass the function")),
+    "steps between checkpoints": (
+        lambda f: elastic_train.init(f"file://{f}", "job", checkpoint=f, checkpoint_every=0), InputError,
+        ("checkpoint_every=", "0", "use for example 100", "phase init")),
+    "no checkpoints to keep": (
+        lambda f: elastic_train.init(f"file://{f}", "job", checkpoint=f, checkpoint_keep=0), InputError,
+        ("checkpoint_keep=", "0", "keep 2")),
+    "checkpoints in a plain file": (
+        lambda _: elastic_train.init("memory:", "job", checkpoint=__file__), InputError,
+        ("checkpoint=", "test_wrong_calls.py", "name another folder")),
+    "adaptation without a loader": (
+        lambda f: with_job(f, lambda: adapt(BatchSchedule({2: 8}))), InputError,
+        ("global_batch_size=", "0", "make the loader before")),
+    "no policy": (
+        lambda f: with_job(f, lambda: [ElasticDataLoader([1], 8), adapt("grow")]), InputError,
+        ("policies=", "'grow'", "derive from Policy")),
+    "rule of learning rates": (
+        lambda f: with_job(f, lambda: [ElasticDataLoader([1], 8), adapt(learning_rate="cubic")]), InputError,
+        ("learning_rate=", "'cubic'", "'linear', 'sqrt'", "choose one of them")),
+    "schedule of sizes": (lambda _: BatchSchedule({3: 0}), InputError, ("sizes=", "{3: 0}", "write {step: size}")),
+    "sizes that follow noise": (
+        lambda _: GrowWithNoise(8, multiple=16), InputError, ("max_batch_size", "(8, 100, 16)", "correct them")),
+    "worth of a worker": (
+        lambda _: FollowThroughput(4, min_efficiency=2.0), InputError, ("min_efficiency", "2.0", "correct them")),
+    "warm-up": (lambda _: Legw(0), InputError, ("warm_up_samples=", "0", "per cent of an epoch")),
+    "power": (lambda _: AdaScale(3.0), InputError, ("power=", "3.0", "0.5 for Adam")),
+    "nothing to keep": (lambda _: LocalState(), InputError, ("objects=", "{}", "RandomState()")),
+    "an own state without a state": (
+        lambda _: LocalState(rate=0.1), InputError, ("rate=", "0.1", "leave it out")),
+    "a step outside of a batch": (step_outside, InputError, ("step()", "ElasticDataLoader", "take batches from one")),
     "no batch": (
         lambda _: ElasticDataLoader([1], 0), InputError, ("global_batch_size=", "0", "pass the samples of one step")),
     "policy": (lambda _: policy("best"), InputError, ("policy=", "'best'", "choose one of them")),
@@ -123,6 +190,8 @@ WRONG_CALLS = {
 def test_message_holds_name_value_and_remedy(call, error, parts, monkeypatch):
     for name in ("STORE", "JOB", "TOKEN"):
         monkeypatch.delenv(f"ELASTIC_TRAIN_{name}", raising=False)
+    monkeypatch.setattr(session, "_job", None)
+    monkeypatch.setattr(session.signal, "signal", lambda *_: None)
     monkeypatch.setattr(socket, "gethostname", lambda: "node-1")
     monkeypatch.setenv("ELASTIC_TRAIN_WORKER", "w7")
     with tempfile.TemporaryDirectory() as folder, pytest.raises(error) as caught:

@@ -1,18 +1,17 @@
-"""How the learning rate follows the batch size.
+r"""How the learning rate follows the batch size.
 
 A rule gives the factor on the learning rates that the script set for the first batch size. It is applied for the
 optimizer's step alone, so schedulers go on as if there were none.
 
-============  ======================================================  ==============================================
-rule          factor at :math:`k` times the first batch size          source
-============  ======================================================  ==============================================
-linear        :math:`k`                                               arXiv 1706.02677
-sqrt          :math:`\\sqrt{k}`                                        arXiv 1404.5997
-AdaScale      :math:`(v+s)/(v/k+s)`, from 1 to :math:`k`, with the     AdaScale SGD, arXiv 2007.05105
-              noise :math:`v` and signal :math:`s` of the first size
-Legw          :math:`\\sqrt{k}`, after a warm-up :math:`k` times as     LEGW, arXiv 1901.08256
-              long
-============  ======================================================  ==============================================
+========  ==========================================================  =====================
+rule      factor at :math:`k` times the first batch size              source
+========  ==========================================================  =====================
+linear    :math:`k`                                                   arXiv 1706.02677
+sqrt      :math:`\sqrt{k}`                                            arXiv 1404.5997
+AdaScale  :math:`(v+s)/(v/k+s)`, from 1 to :math:`k`, with noise      arXiv 2007.05105
+          :math:`v` and signal :math:`s` of the first size
+Legw      :math:`\sqrt{k}`, after a warm-up :math:`k` times as long   arXiv 1901.08256
+========  ==========================================================  =====================
 """
 
 from __future__ import annotations

@@ -82,6 +82,11 @@ class Checkpoints(Part):
         job.add_part("checkpoints", self)
         job.agent.describe(can_restore=True)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a checkpoint is under way."""
+        return self._attempt is not None
+
     def load(self, state: State) -> dict[str, Any] | None:
         """Fill a state from the newest whole checkpoint; returns the progress that belongs to it, ``None`` for none.
 

@@ -75,8 +75,8 @@ class ShardFeed:
     def _fill(self) -> Fill | None:
         """Fill a batch together with the others; again with the survivors when one is lost meanwhile."""
         while True:
-            assert self._job.links is not None
-            links = self._job.links.peers
+            links = self._job.links
+            assert links is not None
             talk = self._queue.fill(self._job.global_batch_size, self._streams_of(links, links.rank), self._num_epochs)
             try:
                 table = next(talk)

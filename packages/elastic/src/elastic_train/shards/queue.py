@@ -23,6 +23,7 @@ import hashlib
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -95,6 +96,8 @@ class ShardQueue:
         seed: int = 0,
         shuffle: bool = True,
     ):
+        if isinstance(shards, str | Path):
+            raise input_error("shards", str(shards), "a list of shards", "put the path into a list")
         self._shards = list(shards)
         if not self._shards:
             raise input_error("shards", [], "at least one shard", "see that the paths match files")
