@@ -15,12 +15,12 @@ from torch import Tensor
 
 from core_kernels import PartitionBook
 from core_kernels.comm import Group
-from gnn_parallel.clock import TERMS
+from gnn_parallel.clock import TERMS, settle_terms
 from gnn_parallel.engine import Batch, Engine
 from gnn_parallel.exchange import TAGS
 from gnn_parallel.jobs import LabelledGraph, TrainJob, make_plan
 from gnn_parallel.plan import Plan
-from gnn_parallel.training import batch_loss, settle_terms
+from gnn_parallel.training import batch_loss
 from gnn_parallel.trial import are_apart
 
 __all__ = ["StrategyRunner", "bench_on_rank", "time_strategies"]

@@ -75,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     bench.add_argument("--rounds", type=int, default=3, help="rounds, strategies interleaved")
     bench.add_argument("--grid", action="store_true", help="regret over cells on four shaped hosts (root)")
     bench.add_argument("--link", type=int, metavar="MBIT", help="with --grid: only cells of this link, 1000 or 100")
+    bench.add_argument("--only", metavar="VALUES", help="with --grid: only cells with these, such as 'random 10%% 8'")
     bench.add_argument("--cells", metavar="FILE", help="with --grid: file of finished cells; a later run goes on there")
     if _is_under_torchrun() and os.environ["RANK"] != "0":
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
@@ -111,7 +112,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reuse", action="store_true", help="keep sharded rows of a batch for the next")
     parser.add_argument("--clusters", type=int, default=0, help="let batches follow the order of so many clusters")
     parser.add_argument("--mixed", action="store_true", help="compute and send activations in bfloat16")
-    parser.add_argument("--trials", type=int, default=8, metavar="STEPS", help="most steps of close strategies to try")
+    parser.add_argument("--trials", type=int, default=32, metavar="STEPS", help="most steps of each strategy to try")
     parser.add_argument("--dtype", default="float32", choices=("float32", "float64"), help="of features and weights")
     parser.add_argument("--interconnect", default="", metavar="FILE", help="written by core-kernels calibrate")
 
@@ -313,9 +314,9 @@ def _verify_on_rank(
 
 def _bench(args: argparse.Namespace) -> dict[str, Any]:
     if args.grid:
-        from gnn_parallel.grid import show_grid
+        from gnn_parallel.grid import Grid, show_grid
 
-        return show_grid(args.link, args.cells)
+        return show_grid(args.link, args.cells, Grid().matching(args.only or ""))
     _check_counts(steps=args.steps, rounds=args.rounds)
     job, data = _job(args), load_dataset(args.dataset, args.dtype, args.task)
     partition = _read_partition(args, data, _num_ranks(args))

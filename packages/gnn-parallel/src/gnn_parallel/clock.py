@@ -10,7 +10,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["TERMS", "TermClock"]
+import torch
+
+from core_kernels.comm import Group
+
+__all__ = ["TERMS", "TermClock", "settle_terms"]
 
 TERMS = ("sample", "load", "shuffle", "compute", "reduce")
 
@@ -48,3 +52,22 @@ class TermClock:
         taken = self.seconds
         self.seconds = dict.fromkeys(TERMS, 0.0)
         return taken
+
+
+def settle_terms(group: Group, terms: dict[str, float], elapsed: float) -> dict[str, float]:
+    """Return seconds by term over all ranks.
+
+    Args:
+        group: The ranks.
+        terms: Of this rank.
+        elapsed: What it took as a whole.
+
+    A collective's own time is that of the rank that came last; others spend the difference waiting for that rank to
+    compute, so it counts as compute.
+    """
+    mine = torch.tensor([*terms.values(), elapsed], dtype=torch.float64)
+    average = dict(zip([*TERMS, "total"], (group.all_reduce(mine, tag="report") / group.size).tolist(), strict=True))
+    least = dict(zip(TERMS, group.all_reduce(mine, op="min", tag="report").tolist()[:-1], strict=True))
+    settled = {term: least[term] if term in ("shuffle", "reduce") else average[term] for term in TERMS}
+    settled["compute"] = average["total"] - sum(seconds for term, seconds in settled.items() if term != "compute")
+    return settled

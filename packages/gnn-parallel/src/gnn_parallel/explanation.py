@@ -65,12 +65,7 @@ def _tell_trial(plan: Plan) -> list[str]:
     if not tried:
         return []
     times = ", ".join(f"{c.name} {format_seconds(c.measured_step_seconds)}" for c in tried)
-    why = (
-        f"predictions closer than {plan.model_error:.0%}, the error of the model, were told apart by trial: "
-        if len(tried) > 1
-        else "a trial of the best prediction: "
-    )
-    return [f"{why}{times} per step; computing took {plan.calibration:.2f} of what was predicted"]
+    return [f"tried: {times} per step; computing took {plan.calibration:.2f} of what was predicted"]
 
 
 def _tell_effort(plan: Plan) -> list[str]:

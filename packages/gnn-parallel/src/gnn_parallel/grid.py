@@ -10,9 +10,12 @@ Finished cells are kept in a file of one JSON line each; a later run with the sa
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import signal
 import statistics
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,8 +67,8 @@ class Grid:
     num_nodes: int = 200_000
     num_features: int = 256
     fanouts: tuple[int, ...] = (10, 10)
-    num_steps: int = 2
-    num_rounds: int = 5
+    num_steps: int = 4
+    num_rounds: int = 6
     num_epochs: int = 5
     measure_seconds: float = 30.0
 
@@ -80,6 +83,17 @@ class Grid:
             raise input_error("link", link_mbit, f"one of {', '.join(map(str, self.link_mbit))}", "choose one of them")
         batch_size = self.batch_sizes[self.link_mbit.index(link_mbit)]
         return Grid(**{**self.__dict__, "link_mbit": (link_mbit,), "batch_sizes": (batch_size,)})
+
+    def matching(self, words: str) -> Grid:
+        """Return the cells that have all values named: of partition, cache or width, such as ``"random 10% 8"``."""
+        axes = {"methods": self.methods, "caches": self.caches, "hidden": self.hidden}
+        named = set(words.split())
+        unknown = named - {str(value) for values in axes.values() for value in values}
+        if unknown:
+            expected = "values of " + ", ".join(f"{name} ({', '.join(map(str, v))})" for name, v in axes.items())
+            raise input_error("only", words, expected, f"leave out {' '.join(sorted(unknown))}")
+        chosen = {name: tuple(v for v in values if str(v) in named) or values for name, values in axes.items()}
+        return Grid(**{**self.__dict__, **chosen})
 
     def cells(self, link_mbit: int) -> list[dict[str, Any]]:
         """Return the cells of a link, by axis."""
@@ -117,10 +131,27 @@ def run_grid(grid: Grid, finished: Iterable[dict[str, Any]] = ()) -> Iterator[di
             continue
         data = _make_data(grid)
         books = {method: partition_graph(data.graph, grid.num_hosts, method) for method in grid.methods}
-        with ShapedHosts([1] * grid.num_hosts, link_rate_mbit=mbit) as hosts:
+        with _ending_on_signals(), ShapedHosts([1] * grid.num_hosts, link_rate_mbit=mbit) as hosts:
             interconnect = hosts.run(_prepare_on_rank, grid)[0]
             for cell in missing:
                 yield cell | hosts.run(_cell_on_rank, grid, cell, books[cell["partition"]], interconnect)[0]
+
+
+@contextlib.contextmanager
+def _ending_on_signals() -> Iterator[None]:
+    """Let SIGTERM end this process the way an interrupt does, so that namespaces are removed and ranks end."""
+
+    def end(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def show_grid(link_mbit: int | None = None, cells_file: str | None = None, grid: Grid | None = None) -> dict[str, Any]:

@@ -129,7 +129,7 @@ class TrainJob:
         is_mixed: Compute and send activations in bfloat16.
         dtype: Type of features and weights.
         interconnect: A saved interconnect file; measured when left out.
-        num_trials: Steps for which strategies predicted to be close are tried.
+        num_trials: Most steps of each strategy to try before the choice.
         validation: ``"full"`` or ``"sampled"`` neighbourhoods.
         replan_every: Epochs after which to plan again; 0 for never.
         log: File to append one JSON line per epoch to.
@@ -159,7 +159,7 @@ class TrainJob:
     is_mixed: bool = False
     dtype: str = "float32"
     interconnect: str = ""
-    num_trials: int = 8
+    num_trials: int = 32
     validation: str = "full"
     replan_every: int = 0
     log: str = ""

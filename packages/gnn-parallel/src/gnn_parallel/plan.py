@@ -93,14 +93,13 @@ class Plan(PlanDocument):
         fewer_ranks: What the best strategy would cost on fewer ranks.
         calibration: Measured over predicted seconds of the steps that were tried, what links take left out; by so much
             the predictions of strategies that were not tried are scaled, what links take left out.
-        model_error: Predictions closer together than this share are told apart by trial.
         planning_seconds: What planning took.
         counting_seconds: Of that, for counting steps.
         trial_seconds: Of that, for steps that were tried.
     """
 
     schema: ClassVar[str] = "gnn_parallel.plan"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     strategy: str
     world_size: int
@@ -126,7 +125,6 @@ class Plan(PlanDocument):
     num_epochs: int = 1
     fewer_ranks: tuple[Candidate, ...] = ()
     calibration: float = 1.0
-    model_error: float = 0.0
     planning_seconds: float = 0.0
     counting_seconds: float = 0.0
     trial_seconds: float = 0.0

@@ -36,7 +36,7 @@ from gnn_parallel.profile import measure_layouts, measure_rates
 from gnn_parallel.ranks import check_hosts
 from gnn_parallel.strategies import STRATEGIES
 from gnn_parallel.traffic import LayerShape
-from gnn_parallel.trial import MODEL_ERROR, try_strategies
+from gnn_parallel.trial import try_strategies
 
 __all__ = ["choose_strategy"]
 
@@ -68,7 +68,7 @@ def choose_strategy(
     is_mixed: bool = False,
     seed: int = 0,
     num_steps: int | None = None,
-    num_trials: int = 8,
+    num_trials: int = 32,
     num_epochs: int = 1,
     memory_bytes: int | None = None,
     rates: Rates | None = None,
@@ -99,7 +99,7 @@ def choose_strategy(
         is_mixed: Compute and send activations in bfloat16.
         seed: Seed of batches and sampling.
         num_steps: Steps to count; left out, until the choice is clear or 5 % of an epoch are spent.
-        num_trials: Most real steps of each strategy that is close to the best prediction; 0 for none.
+        num_trials: Most real steps of each strategy to try; 0 for none.
         num_epochs: Epochs the plan is for: counting and trials together may take 5 % of them.
         memory_bytes: Host memory a rank may use; strategies that need more cannot run.
         rates: Measured rates; left out, measured now.
@@ -172,8 +172,7 @@ class _Planner:
         may_try = self.measure and self.group is not None and self.group.size > 1 and self.strategy == "auto"
         if self.num_trials and may_try:
             assert self.group is not None
-            budget = BUDGET_SHARE * self.num_epochs * plan.predicted.predicted_seconds - counting_seconds
-            plan = try_strategies(plan, self.model, self.group, self.num_trials, budget)
+            plan = try_strategies(plan, self.model, self.group, self.num_trials, BUDGET_SHARE)
         return replace(plan, planning_seconds=time.perf_counter() - started).with_data(data)
 
     @property
@@ -347,7 +346,6 @@ class _Planner:
             num_negatives=self.num_negatives,
             is_mixed=self.is_mixed,
             num_epochs=self.num_epochs,
-            model_error=MODEL_ERROR,
         )
 
 

@@ -19,7 +19,7 @@ from core_kernels import PartitionBook
 from core_kernels.comm import Group
 from core_kernels.console import progress, say
 from gnn_parallel.checkpoint import load_checkpoint, save_checkpoint
-from gnn_parallel.clock import TERMS
+from gnn_parallel.clock import TERMS, settle_terms
 from gnn_parallel.engine import Batch, Engine
 from gnn_parallel.errors import input_error
 from gnn_parallel.exchange import TAGS
@@ -27,7 +27,7 @@ from gnn_parallel.features import ShardedFeatures, StoredFeatures
 from gnn_parallel.jobs import LabelledGraph, TrainJob, make_plan
 from gnn_parallel.plan import Plan
 
-__all__ = ["batch_loss", "format_share", "settle_terms", "train_on_rank"]
+__all__ = ["batch_loss", "format_share", "train_on_rank"]
 
 _log = logging.getLogger(__name__)
 
@@ -156,20 +156,6 @@ def format_share(share: float | None) -> str:
     ('50.0%', '-')
     """
     return "-" if share is None else f"{share:.1%}"
-
-
-def settle_terms(group: Group, terms: dict[str, float], elapsed: float) -> dict[str, float]:
-    """Return the seconds of an epoch by term over all ranks.
-
-    A collective's own time is that of the rank that came last; others spend the difference waiting for that rank to
-    compute, so it counts as compute.
-    """
-    mine = torch.tensor([*terms.values(), elapsed], dtype=torch.float64)
-    average = dict(zip([*TERMS, "total"], (group.all_reduce(mine, tag="report") / group.size).tolist(), strict=True))
-    least = dict(zip(TERMS, group.all_reduce(mine, op="min", tag="report").tolist()[:-1], strict=True))
-    settled = {term: least[term] if term in ("shuffle", "reduce") else average[term] for term in TERMS}
-    settled["compute"] = average["total"] - sum(seconds for term, seconds in settled.items() if term != "compute")
-    return settled
 
 
 def _sum_bytes(engine: Engine, before: dict[str, int]) -> dict[str, Any]:

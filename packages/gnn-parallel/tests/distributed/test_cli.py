@@ -6,9 +6,13 @@ import json
 
 import pytest
 
-from core_kernels import datasets
+from core_kernels import datasets, partition_graph
+from core_kernels.comm import Group
 from core_kernels.interconnect import Interconnect
 from gnn_parallel import cli, verify
+from gnn_parallel.grid import Grid
+from gnn_parallel.jobs import TrainJob
+from gnn_parallel.training import train_on_rank
 
 
 @pytest.fixture(scope="module")
@@ -117,3 +121,24 @@ def test_bad_input_exits_with_2_and_one_line(folder, capsys, arguments, message)
     assert error.startswith("error: ")
     assert message in error
     assert len(error.strip().splitlines()) == 1
+
+
+def test_without_nodes_to_validate_or_test_on_there_is_no_accuracy(tmp_path, capfd):
+    data = datasets.sbm(120, num_classes=4, num_features=9, seed=1)
+    for mask in (data.val_mask, data.test_mask):
+        mask[:] = False
+    data.save(tmp_path / "blocks")
+    job = TrainJob(dataset=str(tmp_path / "blocks"), hidden=8, fanouts=(4, 4), batch_size=64, epochs=1, num_trials=0)
+    report = train_on_rank(Group.single(), job, partition_graph(data.graph, 1))
+    assert report["epochs"][0]["val_accuracy"] is None
+    assert report["test_accuracy"] is None
+    assert "validation -" in capfd.readouterr().out
+
+
+def test_the_grid_runs_single_cells(capsys):
+    wanted = [cell for mbit in (1000, 100) for cell in Grid().matching("random 10% 8").cells(mbit)]
+    assert [(c["link_mbit"], c["hidden"]) for c in wanted] == [(1000, 8), (100, 8)]
+    assert {(c["partition"], c["cache"]) for c in wanted} == {("random", "10%")}
+    assert len(Grid().matching("metis").cells(100)) == 8
+    assert cli.main(["bench", "--grid", "--only", "kmeans 8"]) == 2
+    assert "kmeans" in capsys.readouterr().err

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from core_kernels import Graph, datasets, ops, partition_graph
+from core_kernels.comm import Group
 from core_kernels.errors import ArgumentError
 from core_kernels.interconnect import Interconnect
 from gnn_parallel import (
@@ -29,7 +31,7 @@ from gnn_parallel.dry_run import BUDGET_SHARE
 from gnn_parallel.loader import BatchSchedule, share_seeds
 from gnn_parallel.models import make_model
 from gnn_parallel.traffic import LayerShape
-from gnn_parallel.trial import _affordable, contenders
+from gnn_parallel.trial import Entry, _Trial
 
 RATES = Rates(5e-9, 1e-10, 1e-11, 1e-10, 5e-9, 1e-3)
 
@@ -181,12 +183,47 @@ def test_background_preparation_hides_the_shorter_half_of_a_step():
     assert estimate("gdp", True, contention=10.0).total == pytest.approx(10 * 0.3, rel=1e-3)
 
 
-def test_a_trial_is_made_only_where_the_epochs_pay_for_it(problem):
-    made, _ = make(problem)
+def make_trial(problem, budget_share, seconds_of_strategy):
+    """Return a trial whose bursts take what they are told, and the plan it is for."""
+    made, model = make(problem, batch_size=1)
+    made = dataclasses.replace(made, counting_seconds=0.0).with_data(made.data)
     step = made.predicted.predicted_seconds / made.steps_per_epoch
-    assert _affordable(made, 2 * step) == []
-    assert [c.strategy for c in _affordable(made, 4.5 * step)] == ["gdp"]
-    assert _affordable(made, 1e9) == contenders(made)
+    trial = _Trial(dataclasses.replace(made, num_epochs=1).with_data(made.data), model, Group.single(), budget_share)
+
+    def burst(entry, num_steps=2, is_counted=True):
+        trial.spent_seconds += num_steps * step * seconds_of_strategy[entry.candidate.strategy]
+        if is_counted:
+            entry.bursts.append(step * seconds_of_strategy[entry.candidate.strategy])
+
+    def enter(candidate):
+        entry = Entry(candidate)
+        trial._runners[id(entry)] = SimpleNamespace(close=lambda: None), iter(())
+        return entry
+
+    trial._burst, trial._enter, trial._note = burst, enter, lambda elapsed: elapsed
+    return trial, step, made
+
+
+def test_a_trial_never_spends_more_than_its_share_of_measured_epochs(problem):
+    times = {"gdp": 1.0, "nfp": 0.9, "snp": 1.4, "dnp": 1.3}
+    tried = {}
+    for share in (0.01, 0.3, 1.0, 50.0):
+        trial, step, made = make_trial(problem, share, times)
+        trial.run(num_bursts=20)
+        best = min((times[entry.candidate.strategy] for entry in trial.entries), default=1.0)
+        budget = share * made.steps_per_epoch * best * step
+        assert trial.spent_seconds == 0 or made.counting_seconds + trial.spent_seconds <= budget
+        tried[share] = [entry.candidate.strategy for entry in trial.entries]
+    assert tried[0.01] == []
+    assert set(tried[50.0]) == set(times)
+    assert tried[50.0][: len(tried[1.0])] == tried[1.0]  # the best predictions first
+
+
+def test_strategies_that_have_fallen_behind_are_not_tried_further(problem):
+    trial, _, _ = make_trial(problem, 1e6, {"gdp": 1.0, "nfp": 1.05, "snp": 3.0, "dnp": 1.4})
+    trial.run(num_bursts=20)
+    bursts = {entry.candidate.strategy: len(entry.bursts) for entry in trial.entries}
+    assert bursts == {"gdp": 3, "nfp": 3, "snp": 1, "dnp": 2}
 
 
 def test_hosts_work_data_parallel_where_the_network_is_slow():
