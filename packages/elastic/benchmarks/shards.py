@@ -134,7 +134,7 @@ def run(rng: random.Random | None, step_seconds: float) -> tuple[dict[int, list[
                 if os.waitpid(pid, os.WNOHANG)[0]:
                     del waiting[worker]
                     ended = min(ended, time.monotonic())
-                elif time.monotonic() - ended > 5:  # it came when the others had ended
+                elif time.monotonic() - ended > 3:  # it came when the others had ended
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
         return steps_of(folder), story

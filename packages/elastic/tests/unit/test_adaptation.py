@@ -24,8 +24,11 @@ from elastic_train.adaptation import (
     sqrt_rule,
 )
 from elastic_train.adaptation.rates import RateFacts
+from elastic_train.coordinator import Limits
 from elastic_train.errors import StateMismatchError
+from elastic_train.generation import GenerationLog
 from elastic_train.gradients import GradientSum
+from elastic_train.stores import MemoryStore
 
 SIZES = (3, 5, 8)  # samples of three workers
 
@@ -140,7 +143,10 @@ class Stub:
         self.global_batch_size, self.batch_size, self.rate_factor = size, size, 1.0
         self.step, self.epoch, self.links, self.gradients = 0, 0, SimpleNamespace(size=2), None
         self.parts, self.events = {}, SimpleNamespace(write=lambda *_, **__: None)
-        self.agent = SimpleNamespace(is_leader=is_leader)
+        self.store = MemoryStore()
+        GenerationLog(self.store, "job/generation").propose(1, ("a", "b"), "", "start")
+        limits = Limits(1, 5)
+        self.agent = SimpleNamespace(is_leader=is_leader, limits=limits, store=self.store, job_id="job")
 
     def add_part(self, name, part):
         self.parts[name] = part
@@ -190,3 +196,40 @@ def test_the_smallest_wish_counts():
     jobs = [Stub(), Stub()]
     pair = [Adaptation((Local(size),), None, job) for size, job in zip((256, 96), jobs, strict=True)]
     assert run_steps(pair, jobs, 3) == [(64, 1.0), (64, 1.0), (96, 1.0)]
+
+
+class Staff(Policy):
+    """Wishes a number of workers."""
+
+    def __init__(self, num_workers):
+        self.num_workers = num_workers
+
+    def after_step(self, report):
+        return Wish(num_workers=self.num_workers)
+
+
+def orders(job):
+    return [entry.value["count"] for entry in job.store.scan("job/order/").values()]
+
+
+def test_the_leader_orders_workers_once_and_only_when_all_wish():
+    leader, other = Stub(is_leader=True), Stub()
+    leader.store.put("job/launcher/w", {})
+    pair = [Adaptation((Staff(9),), None, leader), Adaptation((Staff(4),), None, other)]
+    run_steps(pair, [leader, other], 4)
+    assert (orders(leader), orders(other)) == ([2], [])
+    pair[1]._policies[0].num_workers = None
+    run_steps(pair, [leader, other], 1)
+    pair[0].entered(leader.links)
+    run_steps(pair, [leader, other], 3)
+    assert orders(leader) == [2], "one worker wishes nothing"
+
+
+def test_fewer_workers_are_let_go_and_a_missing_launcher_is_told(caplog):
+    job = Stub(is_leader=True)
+    adaptation = Adaptation((Staff(1),), None, job)
+    run_steps([adaptation], [job], 3)
+    assert list(job.store.scan("job/leave/")) == ["job/leave/b"]
+    adaptation._policies[0].num_workers = 3
+    run_steps([adaptation], [job], 4)
+    assert caplog.text.count("has no launcher") == 1

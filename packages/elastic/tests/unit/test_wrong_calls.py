@@ -13,7 +13,7 @@ import torch
 import elastic_train
 from elastic_train import Controller, ElasticDataLoader, ShardQueue, State, session
 from elastic_train.adaptation import AdaScale, BatchSchedule, FollowThroughput, GrowWithNoise, Legw, adapt
-from elastic_train.errors import FencedError, InputError, JobStateError, StoreError
+from elastic_train.errors import ElasticError, FencedError, InputError, JobStateError, StoreError
 from elastic_train.generation import GenerationLog
 from elastic_train.launchers import LocalJob
 from elastic_train.scheduler import Cluster, Workload, policy, read_philly, simulate
@@ -38,6 +38,21 @@ def step_outside(folder):
     elastic_train.init(f"file://{folder}", "job")
     model = elastic_train.wrap(torch.nn.Linear(1, 1))
     elastic_train.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1)).step()
+
+
+def train_badly(has_step):
+    """Train two steps without the calls that end them."""
+    job = elastic_train.init("memory:", "job", worker_id="w7")
+    try:
+        model = elastic_train.wrap(torch.nn.Linear(1, 1))
+        optimizer = elastic_train.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        State(model=model, optimizer=optimizer)
+        for x in ElasticDataLoader(torch.ones(8, 1), 2):
+            model(x).sum().backward()
+            if has_step:
+                optimizer.step()
+    finally:
+        job.agent.close()
 
 
 def controller():
@@ -165,6 +180,12 @@ WRONG_CALLS = {
     "nothing to keep": (lambda _: LocalState(), InputError, ("objects=", "{}", "RandomState()")),
     "an own state without a state": (
         lambda _: LocalState(rate=0.1), InputError, ("rate=", "0.1", "leave it out")),
+    "notify_batch_end forgotten": (
+        lambda _: train_badly(has_step=True), ElasticError,
+        ("step 1 was not ended", "expected notify_batch_end() after each", "add the call", "worker w7, rank 0")),
+    "step of another optimizer": (
+        lambda _: train_badly(has_step=False), ElasticError,
+        ("the batch of step 0 was not voted on", "step() of elastic_train.Optimizer", "wrap the optimizer", "rank 0")),
     "a step outside of a batch": (step_outside, InputError, ("step()", "ElasticDataLoader", "take batches from one")),
     "no batch": (
         lambda _: ElasticDataLoader([1], 0), InputError, ("global_batch_size=", "0", "pass the samples of one step")),

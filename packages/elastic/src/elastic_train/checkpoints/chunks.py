@@ -82,10 +82,6 @@ class Share(DefaultSavePlanner):
                 if not is_late[chunk.name]:
                     chunk.copy = chunk.source.detach().to("cpu", copy=True)
 
-    def num_bytes(self) -> int:
-        """Return the bytes of this share."""
-        return sum(chunk.source.nbytes for chunk in self._chunks)
-
     def copy(self) -> None:
         """Take the copies that were not taken at once."""
         try:
