@@ -74,7 +74,7 @@ def study(name: str, eps: float) -> dict[str, Any]:
     return {
         "memory": frontier.memory.tolist(),
         "seconds": frontier.seconds.tolist(),
-        "presets": {key: (plan.predicted.memory_bytes, plan.seconds) for key, plan in presets.items()},
+        "presets": {key: (plan.memory, plan.seconds) for key, plan in presets.items()},
         "budget": budget,
         "by_count": by_count,
     }

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from autopar._version import __version__
 
 if TYPE_CHECKING:
+    from autopar import experts as experts
+    from autopar import pipeline as pipeline
     from autopar.capture import fake_tensors, trace
     from autopar.cluster import Cluster
     from autopar.execution import ParallelModule, apply
@@ -15,7 +17,8 @@ if TYPE_CHECKING:
     from autopar.frontier import Frontier
     from autopar.operator_profile import measure_operators
     from autopar.plan import Plan
-    from autopar.planner import mini_parallelism, profile, search, search_presets
+    from autopar.planner import mini_parallelism, profile, search
+    from autopar.presets import search_presets
     from autopar.problem import Problem
     from autopar.tracking import track
     from autopar.verification import verify
@@ -55,7 +58,7 @@ _HOME_OF_NAME = {
     "mini_parallelism": "planner",
     "profile": "planner",
     "search": "planner",
-    "search_presets": "planner",
+    "search_presets": "presets",
     "trace": "capture",
     "track": "tracking",
     "verify": "verification",
@@ -65,4 +68,6 @@ _HOME_OF_NAME = {
 def __getattr__(name: str) -> Any:
     if name in _HOME_OF_NAME:
         return getattr(importlib.import_module(f"autopar.{_HOME_OF_NAME[name]}"), name)
+    if name in ("experts", "pipeline"):
+        return importlib.import_module(f"autopar.{name}")
     raise AttributeError(f"module 'autopar' has no attribute {name!r}")

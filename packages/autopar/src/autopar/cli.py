@@ -1,4 +1,4 @@
-"""The command line ``autopar``: calibrate, search, frontier, explain, export, verify, bench.
+"""The command line ``autopar``: calibrate, search, frontier, pipeline, experts, explain, export, verify, bench.
 
 A model is named ``package.module:factory``, a function that returns ``(module, inputs)``. A cluster is a preset of the
 interconnect, such as ``a100-8x8-ib``, or a file that ``calibrate`` wrote.
@@ -16,10 +16,16 @@ from autopar._version import __version__
 from autopar.capture import fake_tensors, trace
 from autopar.cluster import Cluster
 from autopar.errors import AutoparError, ProblemError, VerificationError
+from autopar.experts import ExpertPlan
+from autopar.experts.command import add_experts_command
 from autopar.export import export_calls
 from autopar.graph import Graph
+from autopar.pipeline import PipelinePlan
+from autopar.pipeline import verify as verify_pipeline
+from autopar.pipeline.command import add_pipeline_command
 from autopar.plan import Plan
-from autopar.planner import PlanFrontier, search, search_presets
+from autopar.planner import PlanFrontier, search
+from autopar.presets import search_presets
 from autopar.verification import load_factory, verify
 from core_kernels.comm import Group
 from core_kernels.console import CheckFailedError, CommandLine, format_bytes, format_seconds, say, table
@@ -48,6 +54,8 @@ def main(argv: list[str] | None = None) -> int:
     _add_problem(parser)
     parser.add_argument("--csv", help="file for the points as CSV")
     parser.add_argument("--plot", help="image file for the plot, the usual presets marked")
+    add_pipeline_command(cli, lambda args: (_read_graph(args), _read_cluster(args)))
+    add_experts_command(cli, _read_cluster)
     parser = cli.command("explain", _explain, "say in words what a plan does", "autopar explain p.json --module blocks")
     parser.add_argument("plan", help="plan file")
     parser.add_argument("--module", default="", help="only modules whose path begins so")
@@ -78,21 +86,31 @@ def _add_problem(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--optimizer", default="adamw", help="for the memory of its state (default %(default)s)")
 
 
+def _read_cluster(args: argparse.Namespace) -> Cluster:
+    cluster = Cluster.load(args.cluster) if Path(args.cluster).is_file() else Cluster.preset(args.cluster)
+    return cluster.resized(args.devices) if args.devices is not None else cluster
+
+
+def _read_graph(args: argparse.Namespace) -> Graph:
+    with fake_tensors():
+        module, inputs = load_factory(args.model)()
+    return trace(module, inputs, optimizer=args.optimizer)
+
+
 def _read_problem(args: argparse.Namespace) -> tuple[Graph, Cluster, Any]:
-    if Path(args.cluster).is_file():
-        cluster = Cluster.load(args.cluster)
-    else:
-        cluster = Cluster.preset(args.cluster)
-    if args.devices:
-        cluster = cluster.resized(args.devices)
+    cluster = _read_cluster(args)
     try:
         meshes: Any = [tuple(int(size) for size in mesh.split("x")) for mesh in args.mesh] if args.mesh else "all"
     except ValueError:
         raise ProblemError(f"mesh={args.mesh} is not valid: expected sizes such as 2x4; write whole numbers") from None
-    factory = load_factory(args.model)
-    with fake_tensors():
-        module, inputs = factory()
-    return trace(module, inputs, optimizer=args.optimizer), cluster, meshes
+    return _read_graph(args), cluster, meshes
+
+
+def _read_plan(path: str) -> Plan | PipelinePlan | ExpertPlan:
+    """Read a plan of any kind, told apart by its schema."""
+    text = Path(path).read_text()
+    kinds = (PipelinePlan, ExpertPlan)
+    return next((kind for kind in kinds if f'"{kind.schema}"' in text[:200]), Plan).load(path)
 
 
 def _measure_cluster(group: Group, budget_seconds: float) -> Cluster:
@@ -136,7 +154,7 @@ def _frontier(args: argparse.Namespace) -> dict[str, Any]:
     table(f"{len(frontier)} plans, searched in {format_seconds(seconds)}", ["memory per device", "step"], rows)
     if args.csv:
         frontier.to_csv(args.csv)
-    marks = {name: (float(p.predicted.memory_bytes), p.seconds) for name, p in presets.items()}
+    marks = {name: (p.memory, p.seconds) for name, p in presets.items()}
     if args.plot:
         frontier.plot(args.plot, marks)
     points = [[m, s] for m, s in zip(frontier.memory.tolist(), frontier.seconds.tolist(), strict=True)]
@@ -144,8 +162,17 @@ def _frontier(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _explain(args: argparse.Namespace) -> dict[str, Any]:
-    plan = Plan.load(args.plan)
-    text = plan.diff(Plan.load(args.diff)) if args.diff else plan.explain(args.module)
+    plan = _read_plan(args.plan)
+    if args.diff:
+        other = _read_plan(args.diff)
+        if type(other) is not type(plan):
+            raise ProblemError(
+                f"{args.diff} holds a {type(other).__name__}, {args.plan} a {type(plan).__name__}; expected plans of "
+                "one kind; compare like with like"
+            )
+        text = plan.diff(other)  # type: ignore[arg-type]
+    else:
+        text = plan.explain() if isinstance(plan, ExpertPlan) else plan.explain(args.module)
     say(text)
     return {"text": text}
 
@@ -163,9 +190,14 @@ def _export(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _verify(args: argparse.Namespace) -> dict[str, Any]:
-    plan = Plan.load(args.plan)
+    plan = _read_plan(args.plan)
+    if isinstance(plan, ExpertPlan):
+        raise ProblemError(f"{args.plan} holds a placement of experts; expected a plan or a pipeline; nothing to run")
     try:
-        found = verify(args.model, plan, args.steps, args.tolerance)
+        if isinstance(plan, PipelinePlan):
+            found = verify_pipeline(args.model, plan, args.steps, args.tolerance)
+        else:
+            found = verify(args.model, plan, args.steps, args.tolerance)
     except VerificationError as error:
         raise CheckFailedError(str(error)) from error
     say(f"exact: largest difference {found.largest_error:.1e} after {args.steps} steps; collectives as predicted")

@@ -109,8 +109,11 @@ class Cluster(PlanDocument):
 
     @classmethod
     def measure(cls, group: Group, budget_seconds: float = 12.0) -> Cluster:
-        """Measure collectives and rates on the ranks of ``group``. Collective: all ranks."""
-        return cls.from_interconnect(Interconnect.measure(group, budget_seconds=budget_seconds))
+        """Measure collectives, as they follow each other in a step, and rates. Collective: all ranks of ``group``."""
+        from autopar.calibration import measure_steady
+
+        found = Interconnect.measure(group, budget_seconds=budget_seconds / 2)
+        return cls.from_interconnect(measure_steady(group, found, budget_seconds / 2))
 
     def resized(self, num_devices: int) -> Cluster:
         """Return the same machine with another number of devices."""

@@ -8,10 +8,11 @@ bytes (inputs and output), f and b the device's rates of arithmetic and of memor
     collective  Interconnect.seconds, plus bytes copied before and after at rate b
     optimiser   (3 + 2 k) s / b for s bytes of parameters and k states each
 
-A measured operator (:mod:`autopar.operator_profile`) replaces the first line. Memory is what one device holds at the
-start of the backward pass: parameters, their gradient buffers and optimiser state, everything saved for the backward
-pass, and on top the largest working set that any single operator needs; or, where that is more, what the optimiser
-needs besides to update the largest parameter, when nothing is saved any more.
+A measured operator or update (:mod:`autopar.operator_profile`) replaces its line. Memory is what one device holds at
+the start of the backward pass: parameters, their gradient buffers and optimiser state, everything saved for the
+backward pass, and on top the largest working set that any single operator needs; or, where that is more, what the
+optimiser needs besides to update the largest parameter, when nothing is saved any more. That is what the search adds
+up; a plan's own prediction follows the backward pass and lets go of what it has used (:mod:`autopar.schedule`).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.cluster import Cluster
-from autopar.graph import Operator, TensorInfo
-from autopar.operator_profile import operator_key
+from autopar.graph import Graph, Operator, TensorInfo
+from autopar.operator_profile import operator_key, update_key
 from autopar.placement import Layout, local_shape
 from autopar.resharding import Message, Step, message_of, step_messages
 from autopar.rules import Configuration, rule_of
@@ -35,6 +36,7 @@ __all__ = [
     "operator_seconds",
     "saved_bytes",
     "update_bytes",
+    "update_seconds",
     "working_bytes",
 ]
 
@@ -50,6 +52,14 @@ def update_bytes(optimizer: str, stored_bytes: int) -> int:
     (200, 0)
     """
     return _UPDATE_TEMPORARIES.get(optimizer, 0) * stored_bytes
+
+
+def update_seconds(graph: Graph, stored_bytes: int, cluster: Cluster) -> float:
+    """Return the seconds in which the optimiser updates one parameter of this size."""
+    measured = cluster.operator_seconds.get(update_key(graph.optimizer, stored_bytes))
+    if measured is not None:
+        return measured
+    return (3 + 2 * graph.state_factor) * stored_bytes / cluster.bytes_per_second + cluster.launch_seconds
 
 
 def local_bytes(info: TensorInfo, layout: Layout, mesh: Sequence[int]) -> int:

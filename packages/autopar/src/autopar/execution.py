@@ -200,7 +200,11 @@ class ParallelModule(nn.Module):
 
     def full_tensors(self) -> dict[str, Tensor]:
         """Return every parameter and buffer whole. Collective: all ranks."""
-        return {name: self.gather(name, tensor) for name, tensor in self._own_tensors().items()}
+        return {name: self.gather(name, tensor) for name, tensor in self.parts().items()}
+
+    def part(self, name: str, whole: Tensor) -> Tensor:
+        """Return this rank's part of a whole tensor that lies like the parameter ``name`` (a view)."""
+        return shard(whole, self._layouts[name], self.plan.mesh, self.groups.coordinate)
 
     def gather(self, name: str, local: Tensor) -> Tensor:
         """Return the whole of a tensor that lies like the parameter ``name``, such as its optimiser state.
@@ -214,7 +218,8 @@ class ParallelModule(nn.Module):
         # A copy even where nothing moves, so that the next step of the optimiser does not change it.
         return convert(local.detach().clone(), steps or (), self.groups)
 
-    def _own_tensors(self) -> dict[str, Tensor]:
+    def parts(self) -> dict[str, Tensor]:
+        """Return this rank's part of every parameter and buffer, each under all of its names."""
         found: dict[str, Tensor] = dict(self.named_parameters(remove_duplicate=False))
         return found | dict(self.named_buffers(remove_duplicate=False))
 
@@ -276,7 +281,7 @@ def _as_shards(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -
         if hasattr(value, "to_local"):
             value = value.to_local()
         elif isinstance(value, Tensor):
-            own = module._own_tensors()[name]
+            own = module.parts()[name]
             sizes = local_shape(value.shape, layout, module.plan.mesh)
             if value.shape != own.shape and tuple(sizes) == tuple(own.shape):
                 value = shard(value, layout, module.plan.mesh, module.groups.coordinate)

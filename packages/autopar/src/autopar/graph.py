@@ -7,6 +7,7 @@ device.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from dataclasses import dataclass, field
@@ -69,6 +70,16 @@ class Operator:
         """Whether it only brings a tensor in."""
         return self.kind in ("parameter", "buffer", "input", "constant")
 
+    @functools.cached_property
+    def signature(self) -> tuple[str, tuple[TensorInfo, ...], TensorInfo, tuple[str, ...]]:
+        """What decides an operator's rule and costs; equal for operators of repeated layers."""
+        if self.kind in ("cat", "stack"):
+            plain: tuple[str, ...] = (str(self.argument(1, "dim", 0)), str(len(self.inputs)))
+        else:
+            arguments = (*self.node.args, *self.node.kwargs.items())
+            plain = tuple("tensor" if isinstance(argument, fx.Node) else str(argument) for argument in arguments)
+        return self.kind, self.input_info, self.output, plain
+
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """Return a non-tensor argument given by position or by name."""
         if position < len(self.node.args):
@@ -127,7 +138,7 @@ class Graph:
                 readers[source].append((position, slot))
         return readers
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
         """16 hexadecimal digits of operators, shapes, dtypes, names and arguments."""
         digest = hashlib.blake2b(digest_size=8)

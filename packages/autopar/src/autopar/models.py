@@ -8,11 +8,13 @@ Batch-normalised and recurrent models take no ``dropout``; the others apply it w
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["FACTORIES", "gpt", "lstm", "mlp", "mlp_mixer", "vgg16", "wide_resnet"]
+__all__ = ["FACTORIES", "SMALL_SIZES", "gpt", "lstm", "mlp", "mlp_mixer", "small", "vgg16", "wide_resnet"]
 
 
 class _Attention(nn.Module):
@@ -219,3 +221,26 @@ def mlp_mixer(
 
 
 FACTORIES = {"gpt": gpt, "lstm": lstm, "mlp": mlp, "mlp_mixer": mlp_mixer, "vgg16": vgg16, "wide_resnet": wide_resnet}
+
+# Sizes at which every operator of a model still occurs and a step takes milliseconds; dropout where the model has it.
+SMALL_SIZES: dict[str, dict[str, Any]] = {
+    "gpt": {"layers": 1, "width": 16, "vocabulary": 32, "dropout": 0.1, "tied": True},
+    "lstm": {},
+    "mlp": {"dropout": 0.2},
+    "mlp_mixer": {"blocks": 1, "width": 16, "image": 16, "patch": 4, "batch": 4, "classes": 8},
+    "vgg16": {"image": 32, "shrink": 16, "hidden": 32, "classes": 8, "batch": 8, "dropout": 0.5},
+    "wide_resnet": {"depths": (1, 1), "width": 4, "image": 16, "batch": 4, "classes": 8},
+}
+
+
+def small(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Return one of the models at :data:`SMALL_SIZES` and its batch, the same wherever it is called.
+
+    >>> model, batch = small("mlp")
+    >>> model(*batch).dtype
+    torch.float64
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model, batch = FACTORIES[name](**SMALL_SIZES[name])
+    return model.to(dtype), tuple(x.to(dtype) if x.is_floating_point() else x for x in batch)

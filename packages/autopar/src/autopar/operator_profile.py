@@ -8,10 +8,13 @@ distinct local shape, forward and backward, on tensors of that shape; the median
 from __future__ import annotations
 
 import hashlib
+import math
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,8 +26,9 @@ from autopar.placement import local_shape
 if TYPE_CHECKING:
     from autopar.cluster import Cluster
     from autopar.rules import Configuration
+    from core_kernels.comm import Group
 
-__all__ = ["measure_operators", "operator_key"]
+__all__ = ["measure_operators", "operator_key", "update_key"]
 
 
 def operator_key(operator: Operator, config: Configuration, mesh: Sequence[int]) -> str:
@@ -42,34 +46,63 @@ def _pairs(operator: Operator, config: Configuration) -> Iterable:
     return zip(operator.input_info, config.inputs, strict=True)
 
 
+def update_key(optimizer: str, stored_bytes: int) -> str:
+    """Return the name under which the update of a parameter of this size is kept."""
+    return f"update:{optimizer}:{stored_bytes}"
+
+
 def measure_operators(
-    graph: Graph, cluster: Cluster, meshes: Sequence[tuple[int, ...]] | None = None, repeats: int = 5
+    graph: Graph,
+    cluster: Cluster,
+    meshes: Sequence[tuple[int, ...]] | None = None,
+    repeats: int = 5,
+    group: Group | None = None,
 ) -> Cluster:
-    """Run every operator of a graph at every local shape it may have, and return the cluster with the medians.
+    """Run every operator of a graph, and every update of a parameter, at every local shape it may have.
 
     Args:
         graph: Captured step.
         cluster: Where it will run; entries it already has are kept.
         meshes: Meshes to consider; all of the cluster when left out.
         repeats: Runs of each, the median counts.
+        group: Ranks that measure at the same time, because ranks of one machine share its cores and its memory; the
+            slowest rank's median counts. Alone when left out.
 
     Returns:
-        A cluster with more entries in ``operator_seconds``.
+        The cluster with the medians in ``operator_seconds``.
 
     Cost: operators that exist in many shapes take a second each on a CPU; repeated layers cost nothing.
+
+    Collective: all ranks of ``group``, with the same graph and cluster.
     """
     from autopar.rules import configurations, rule_of
 
     found = dict(cluster.operator_seconds)
+    new: dict[str, float] = {}
+
+    def measure(key: str, run: Callable[[], float]) -> None:
+        if key not in found and key not in new:
+            if group is not None:
+                group.barrier("calibrate")
+            new[key] = run()
+
     for mesh in meshes or cluster.meshes():
         for operator in graph.operators:
+            if operator.kind == "parameter":
+                whole, dtype = operator.output.num_bytes, operator.output.dtype
+                for count in {math.prod(axes) for n in range(len(mesh) + 1) for axes in combinations(mesh, n)}:
+                    size = whole // count
+                    key = update_key(graph.optimizer, size)
+                    measure(key, lambda size=size, dtype=dtype: _measure_update(graph.optimizer, size, dtype, repeats))
             if operator.is_leaf or rule_of(operator.kind).is_view or operator.kind in ("add_", "getitem"):
                 continue
             for config in configurations(operator, mesh):
                 key = operator_key(operator, config, mesh)
-                if key not in found:
-                    found[key] = _measure(operator, config, mesh, repeats)
-    return replace(cluster, operator_seconds=found)
+                measure(key, lambda o=operator, c=config, m=mesh: _measure(o, c, m, repeats))
+    if group is not None and new:
+        medians = torch.tensor(list(new.values()), dtype=torch.float64)
+        new = dict(zip(new, group.all_reduce(medians, "max", tag="calibrate").tolist(), strict=True))
+    return replace(cluster, operator_seconds=found | new)
 
 
 def _measure(operator: Operator, config: Configuration, mesh: Sequence[int], repeats: int) -> float:
@@ -84,6 +117,27 @@ def _measure(operator: Operator, config: Configuration, mesh: Sequence[int], rep
         first: Any = output[0] if isinstance(output, list | tuple) else output
         if first.requires_grad:
             torch.autograd.grad(first, [x for x in inputs if x.requires_grad], torch.ones_like(first))
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[1:])
+
+
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "momentum": partial(torch.optim.SGD, momentum=0.9),
+    "adagrad": torch.optim.Adagrad,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
+
+
+def _measure_update(optimizer: str, stored_bytes: int, dtype: torch.dtype, repeats: int) -> float:
+    parameter = torch.nn.Parameter(torch.rand(max(1, stored_bytes // dtype.itemsize), dtype=dtype))
+    parameter.grad = torch.rand_like(parameter)
+    update = _OPTIMIZERS[optimizer]([parameter], lr=1e-3)
+    times = []
+    for _ in range(repeats + 1):
+        begin = time.perf_counter()
+        update.step()
         times.append(time.perf_counter() - begin)
     return statistics.median(times[1:])
 

@@ -55,6 +55,8 @@ class Prediction:
         messages: ``"axis.collective.phase"`` to calls and bytes sent by the first device.
         binding: The parameter or operator that holds most memory.
         update_bytes: What the optimiser needs besides while it updates the largest parameter.
+        backward_bytes: The most that is saved and worked with at one moment of the backward pass; 0 in plans of the
+            first releases, which take all that is saved and the largest working set.
     """
 
     parameter_bytes: int
@@ -67,12 +69,19 @@ class Prediction:
     messages: dict[str, dict[str, int]]
     binding: str
     update_bytes: int = 0
+    backward_bytes: int = 0
 
     @property
     def memory_bytes(self) -> int:
         """The peak: states, and the larger of what the backward pass and what the update needs besides."""
         states = 2 * self.parameter_bytes + self.optimizer_bytes + self.buffer_bytes
-        return states + max(self.saved_bytes + self.working_bytes, self.update_bytes)
+        return states + max(self.backward_bytes or self.saved_bytes + self.working_bytes, self.update_bytes)
+
+    @property
+    def most_bytes(self) -> int:
+        """A bound of the peak that adds up, as the search compares plans: all that is saved, and the working set."""
+        states = 2 * self.parameter_bytes + self.optimizer_bytes + self.buffer_bytes
+        return states + self.saved_bytes + max(self.working_bytes, self.update_bytes)
 
     @property
     def seconds(self) -> float:
@@ -89,7 +98,7 @@ class Plan(PlanDocument):
         graph: Fingerprint of its captured step.
         torch_version: Version of torch it was captured with.
         mesh: Sizes of the axes.
-        memory: Bytes per device the search found, an upper bound of ``predicted.memory_bytes``.
+        memory: Bytes per device by which plans are compared, an upper bound of ``predicted.memory_bytes``.
         seconds: Seconds per step.
         operators: By name.
         parameters: By name in the module.

@@ -23,14 +23,14 @@ from autopar.cost_model import update_bytes
 from autopar.errors import InfeasibleError, ProblemError
 from autopar.frontier import Frontier
 from autopar.graph import Graph, Operator
-from autopar.placement import Q, R, format_layout, parse_layout
+from autopar.placement import R, divides, format_layout, parse_layout
 from autopar.plan import OperatorPlan, ParameterPlan, Plan, Prediction
 from autopar.schedule import Schedule
 from autopar.space import SearchSpace, Storage
-from autopar.tracking import track
+from autopar.tracking import track_all
 from core_kernels.console import format_bytes
 
-__all__ = ["PlanFrontier", "mini_parallelism", "profile", "search", "search_presets"]
+__all__ = ["PlanFrontier", "mini_parallelism", "plan_of", "profile", "search"]
 
 # Combinations of choices that one elimination may hold; beyond, a mesh would take minutes and is left out.
 _MAX_CELLS = 1 << 21
@@ -126,8 +126,14 @@ def search(
     True
     """
     keep = _constraint(graph, constraints or {})
-    spaces = [SearchSpace(graph, mesh, cluster, keep) for mesh in _read_meshes(cluster, meshes)]
-    fitting = [space for space in spaces if space.largest_table() <= _MAX_CELLS]
+    read = _read_meshes(cluster, meshes)
+    spaces = [SearchSpace(graph, mesh, cluster, keep) for mesh in read if _can_hold(graph, mesh, constraints or {})]
+    if not spaces:
+        raise InfeasibleError(
+            f"constraints={constraints} cannot be met on any of the meshes {read}; expected one placement per axis "
+            "that divides the parameter's dims; drop one, or allow more meshes"
+        )
+    fitting = [space for space in spaces if space.fits(_MAX_CELLS)]
     if not fitting:
         raise ProblemError(
             f"on mesh {spaces[0].mesh} one elimination would hold {spaces[0].largest_table()} combinations of choices; "
@@ -165,11 +171,25 @@ def _constraint(graph: Graph, wanted: dict[str, str]) -> Callable[[str, Operator
     )
 
 
+def _can_hold(graph: Graph, mesh: tuple[int, ...], wanted: dict[str, str]) -> bool:
+    """Whether a mesh can store every constrained parameter as asked."""
+    shapes = {parameter.target: parameter.output.shape for parameter in graph.parameters}
+    for name, text in wanted.items():
+        layout = parse_layout(text)
+        if len(layout) != len(mesh) or any(form < 0 and form != R for form in layout):
+            return False
+        if not divides(shapes[name], layout, mesh) or any(f >= 2 for f in layout):
+            return False
+    return True
+
+
 def _search_spaces(spaces: Iterable[SearchSpace], eps: float, max_levels: int) -> PlanFrontier:
     found: list[tuple[SearchSpace, Frontier, float]] = []
     for space in spaces:
         levels = space.working_levels(max_levels)
-        found += [(space, track(space.problem(level), eps), level) for level in levels]
+        space.problem()  # fixes the units of all levels
+        frontiers = track_all((space.problem(level) for level in levels), eps)
+        found += [(space, frontier, level) for frontier, level in zip(frontiers, levels, strict=True)]
     if not any(len(frontier) for _, frontier, _ in found):
         raise InfeasibleError("no plan meets the constraints on any mesh; drop a constraint, or allow more meshes")
     memory = np.concatenate([frontier.memory + level for _, frontier, level in found])
@@ -216,7 +236,7 @@ def plan_of(space: SearchSpace, choices: Sequence[int], memory: float | None = N
     predicted = _predict(space, choices, storages, schedule)
     return Plan(
         graph.module_name, graph.fingerprint, torch.__version__, mesh,
-        float(predicted.memory_bytes) if memory is None else memory, predicted.seconds,
+        float(predicted.most_bytes) if memory is None else memory, predicted.seconds,
         operators, parameters, predicted,
     )  # fmt: skip
 
@@ -241,6 +261,7 @@ def _predict(
 ) -> Prediction:
     graph, mesh = space.graph, space.mesh
     memory, communication, computing = 0.0, 0.0, 0.0
+    kept = np.zeros(len(graph.operators))
     held: dict[str, float] = {}
     for variable, choice in zip(space.variables, choices, strict=True):
         bytes_here, seconds = variable.costs[choice]
@@ -248,12 +269,16 @@ def _predict(
         computing += seconds
         operator = graph.operators[variable.operator]
         held[operator.target or operator.name] = held.get(operator.target or operator.name, 0.0) + bytes_here
+        if variable.kind == "operator":
+            kept[variable.members] += bytes_here / len(variable.members)
     for edge in space.edges:
         bytes_here, seconds = edge.costs[choices[edge.source], choices[edge.target]]
         memory += bytes_here
         communication += seconds
         operator = graph.operators[space.variables[edge.source].operator]
         held[operator.target or operator.name] += bytes_here
+        users = _last_users(space, schedule, edge.target)
+        kept[users] += bytes_here / len(users)
     parameters = buffers = largest = 0
     for position, storage in storages.items():
         leaf = graph.operators[position]
@@ -264,7 +289,7 @@ def _predict(
             parameters, largest = parameters + stored, max(largest, stored)
         buffers += stored if leaf.kind == "buffer" else 0
     states = int(parameters * space.graph.state_factor)
-    working = schedule.working_bytes(space.cluster)
+    working = max(schedule.working_sets(space.cluster), default=0)
     binding = max(held, key=held.__getitem__)
     if working > held[binding]:
         binding = "the working set of one operator"
@@ -280,65 +305,24 @@ def _predict(
         schedule.counted_messages(),
         binding,
         update_bytes(graph.optimizer, largest),
+        min(saved + working, schedule.backward_bytes(kept, space.cluster)),
     )
 
 
-# -- presets and other ways to ask ------------------------------------------------------------------------------------
+def _last_users(space: SearchSpace, schedule: Schedule, target: int) -> list[int]:
+    """Return the operators whose backward is the last to use what an edge keeps: the first readers that need it."""
+    variable = space.variables[target]
+    if variable.kind != "delivery":
+        return variable.members
+    readers = space.graph.consumers()
+    users = []
+    for member in variable.members:
+        needing = [reader for reader, slot in readers[member] if schedule.is_needed(reader, slot)]
+        users.append(min(needing, default=member))
+    return users
 
 
-def search_presets(
-    graph: Graph, cluster: Cluster, eps: float = 0.0, names: Sequence[str] = ("data", "fsdp", "tensor")
-) -> dict[str, Plan]:
-    """Return the fastest plan of each usual scheme on a mesh of one axis.
-
-    ``data``: parameters whole on every device, work split. ``fsdp``: parameters stored split, gathered for each use and
-    dropped. ``tensor``: parameters never move, samples are not split. All are points of the space :func:`search` looks
-    through, so its frontier is never worse. A scheme that the model's shapes forbid is left out.
-    """
-    mesh = (cluster.num_devices,)
-    plans = {}
-    for name in names:
-        space = SearchSpace(graph, mesh, cluster, _PRESETS[name], gathers_parameters=name == "fsdp")
-        frontier = track(space.problem(), eps)
-        if len(frontier):
-            plans[name] = plan_of(space, frontier[-1].choices)
-    return plans
-
-
-def _parameters_of(operator: Operator, choice: Any) -> list[tuple[int, ...]]:
-    """Return the layouts in which an operator takes parameters."""
-    names = [source.name for source in operator.node.all_input_nodes]
-    infos = zip(operator.input_info, choice.inputs, strict=True)
-    return [layout for (_, layout), name in zip(infos, names, strict=False) if name.startswith("p_")]
-
-
-def _data_parallel(kind: str, operator: Operator, choice: Any) -> bool:
-    if kind == "storage":
-        return operator.kind != "parameter" or all(form == R for form in choice.layout)
-    if kind == "operator":
-        return all(form in (R, Q) for layout in _parameters_of(operator, choice) for form in layout)
-    return True
-
-
-def _fully_sharded(kind: str, operator: Operator, choice: Any) -> bool:
-    if kind == "storage" and operator.kind == "parameter":
-        return choice.drop or len(operator.output.shape) < 2
-    return _data_parallel(kind, operator, choice) if kind == "operator" else True
-
-
-def _tensor_parallel(kind: str, operator: Operator, choice: Any) -> bool:
-    if kind != "operator" or not operator.output.shape:
-        return True
-    is_data = [not source.name.startswith("p_") for source in operator.node.all_input_nodes]
-    forms = [layout for layout, data in zip(choice.inputs, is_data, strict=False) if data]
-    return all(form != 0 for layout in [*forms, choice.output] for form in layout) or operator.kind == "flatten"
-
-
-_PRESETS: dict[str, Callable[[str, Operator, Any], bool]] = {
-    "data": _data_parallel,
-    "fsdp": _fully_sharded,
-    "tensor": _tensor_parallel,
-}
+# -- other ways to ask ------------------------------------------------------------------------------------------------
 
 
 def profile(graph: Graph, cluster: Cluster, parallelism: Iterable[int], eps: float = 0.01) -> dict[int, PlanFrontier]:

@@ -33,6 +33,7 @@ class Problem:
         nodes: Per node a float array [num_choices, 2] of (memory, seconds), or a list of such pairs.
         edges: Mapping from ``(u, v)`` to an array [num_choices_u, num_choices_v, 2], or a list of
             ``(u, v, array)`` in which a pair may occur several times (the costs then add).
+        units: Units of memory and seconds, of a problem with more choices whose whole numbers shall be the same.
 
     Raises:
         ProblemError: A node without choices, an edge of unknown nodes or of the wrong shape, a negative or NaN cost.
@@ -50,13 +51,15 @@ class Problem:
         self,
         nodes: Sequence[Any],
         edges: Mapping[tuple[int, int], Any] | Sequence[tuple[int, int, Any]] = (),
+        units: tuple[float, float] | None = None,
     ):
-        self.node_costs = [_read_costs(f"nodes[{i}]", node, 2) for i, node in enumerate(nodes)]
+        self._read: dict[int, tuple[Any, np.ndarray]] = {}
+        self.node_costs = [self._once(f"nodes[{i}]", node, 2) for i, node in enumerate(nodes)]
         listed = [(u, v, costs) for (u, v), costs in edges.items()] if isinstance(edges, Mapping) else list(edges)
         self.edge_costs: list[tuple[int, int, np.ndarray]] = []
         for u, v, costs in listed:
             self.edge_costs.append((u, v, self._read_edge(u, v, costs)))
-        self.memory_unit, self.seconds_unit = (self._choose_unit(axis) for axis in (0, 1))
+        self.memory_unit, self.seconds_unit = units or (self._choose_unit(0), self._choose_unit(1))
 
     @property
     def num_nodes(self) -> int:
@@ -96,7 +99,7 @@ class Problem:
                 )
         if u == v:
             raise ProblemError(f"edge ({u}, {v}) joins a node with itself; add its cost to the node's own")
-        read = _read_costs(f"edge ({u}, {v})", costs, 3)
+        read = self._once(f"edge ({u}, {v})", costs, 3)
         expected = (self.num_choices(u), self.num_choices(v), 2)
         if read.shape != expected:
             raise ProblemError(
@@ -104,6 +107,13 @@ class Problem:
                 "by (memory, seconds); transpose or regroup them"
             )
         return read
+
+    def _once(self, name: str, costs: Any, num_dims: int) -> np.ndarray:
+        """Check costs once, however many nodes or edges share them."""
+        known = self._read.get(id(costs))
+        if known is None or known[1].ndim != num_dims:
+            known = self._read[id(costs)] = costs, _read_costs(name, costs, num_dims)
+        return known[1]
 
     def _choose_unit(self, axis: int) -> float:
         """Return the unit that keeps every sum below 2**52; 1 when the costs are whole numbers that already do."""

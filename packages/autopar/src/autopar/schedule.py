@@ -7,6 +7,7 @@ prediction adds it up.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,10 +25,13 @@ from autopar.graph import Graph
 from autopar.placement import Layout, parse_layout
 from autopar.plan import OperatorPlan, ParameterPlan, Plan
 from autopar.resharding import Message, Step, step_messages, steps_between
-from autopar.rules import Configuration, configurations
-from autopar.space import SearchSpace
+from autopar.retention import storage_needs
+from autopar.rules import Configuration, configurations, rule_of
 
 __all__ = ["Schedule"]
+
+# Views of a part, whose backward pass makes a whole gradient of the parts'.
+_CUTS = ("unbind", "split", "split_with_sizes", "chunk", "select", "slice")
 
 
 @dataclass(eq=False)
@@ -148,7 +152,7 @@ class Schedule:
     @property
     def _needs(self) -> list[list[bool]]:
         if not hasattr(self, "_needs_found"):
-            self._needs_found = SearchSpace.storage_needs(self.graph)
+            self._needs_found = storage_needs(self.graph)
         return self._needs_found
 
     def compute_seconds(self, cluster: Cluster) -> float:
@@ -159,13 +163,14 @@ class Schedule:
                 total += operator_seconds(operator, config, self.mesh, cluster)
         return total
 
-    def working_bytes(self, cluster: Cluster) -> int:
-        """Return the largest working set of any operator or gathered parameter."""
-        largest = 0
+    def working_sets(self, cluster: Cluster) -> list[int]:
+        """Return the working set of every operator, or its gathered parameter where that is larger."""
+        sets = []
         for position, (operator, config) in enumerate(zip(self.graph.operators, self.configs, strict=True)):
             if config is None:
+                sets.append(0)
                 continue
-            largest = max(largest, working_bytes(operator, config, self.mesh))
+            largest = working_bytes(operator, config, self.mesh)
             for slot, source in enumerate(operator.inputs):
                 leaf = self.graph.operators[source]
                 if leaf.kind == "parameter":
@@ -173,7 +178,57 @@ class Schedule:
                     if cost.gathers:
                         copies = 2 if source in self.drops else 1
                         largest = max(largest, copies * local_bytes(leaf.output, config.inputs[slot], self.mesh))
-        return largest
+            sets.append(largest)
+        return sets
+
+    def waiting_gradients(self) -> list[int]:
+        """Return per operator the bytes of gradients that wait for earlier operators while its backward runs.
+
+        A tensor with several readers has a gradient from the backward of its last reader on until that of its producer.
+        """
+        last_reader: dict[int, int] = {}
+        root = list(range(len(self.graph.operators)))
+        for position, operator in enumerate(self.graph.operators):
+            if not operator.is_leaf and rule_of(operator.kind).is_view and operator.inputs:
+                root[position] = root[operator.inputs[0]]
+            else:
+                for source in operator.inputs:
+                    last_reader[root[source]] = position
+        change = [0] * (len(self.graph.operators) + 1)
+        for position, last in last_reader.items():
+            operator, config = self.graph.operators[position], self.configs[position]
+            if config is not None and operator.output.has_gradient and last > position + 1:
+                size = local_bytes(operator.output, config.output, self.mesh)
+                change[position + 1] += size
+                change[last] -= size
+        return list(itertools.accumulate(change[:-1]))
+
+    def kernel_copies(self) -> list[int]:
+        """Return per operator what its backward allocates besides gradients of its inputs, as seen on a CPU.
+
+        Convolutions copy their input and the gradient into a layout of their own; the backward of a cut makes a whole
+        gradient of the parts'.
+        """
+        copies = [0] * len(self.graph.operators)
+        for position, (operator, config) in enumerate(zip(self.graph.operators, self.configs, strict=True)):
+            if config is None or not operator.output.has_gradient:
+                continue
+            if operator.kind in _CUTS or operator.kind.startswith("conv"):
+                copies[position] = local_bytes(operator.input_info[0], config.inputs[0], self.mesh)
+            if operator.kind.startswith("conv"):
+                copies[position] += local_bytes(operator.output, config.output, self.mesh)
+        return copies
+
+    def backward_bytes(self, kept: Sequence[float], cluster: Cluster) -> int:
+        """Return the most that saved tensors, waiting gradients and a working set take together in the backward pass.
+
+        Args:
+            kept: Per operator the bytes that its backward is the last to use.
+            cluster: As for :meth:`working_sets`.
+        """
+        saved = itertools.accumulate(kept)
+        parts = zip(saved, self.waiting_gradients(), self.working_sets(cluster), self.kernel_copies(), strict=True)
+        return round(max(map(sum, parts), default=0))
 
     def operator_saved_bytes(self) -> int:
         """Return what operators keep besides their inputs."""

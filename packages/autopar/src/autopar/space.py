@@ -30,19 +30,20 @@ from autopar.cost_model import (
     operator_seconds,
     saved_bytes,
     update_bytes,
+    update_seconds,
     working_bytes,
 )
 from autopar.graph import Graph, Operator, TensorInfo
 from autopar.placement import Layout, R, divides, value_layout
 from autopar.problem import Problem
 from autopar.resharding import steps_between
+from autopar.retention import shares_memory, storage_needs
 from autopar.rules import Configuration, configurations, rule_of
-from autopar.ties import operator_signature, tied_operators
+from autopar.ties import tied_operators
 from autopar.tracking.order import balanced_order, elimination_order, largest_scope
 
 __all__ = ["SearchSpace", "Storage", "Variable"]
 
-_PAIRS = ("mul", "div", "linear", "mm", "bmm", "matmul")
 _MULTIPLE = ("unbind", "split", "split_with_sizes", "chunk")
 
 
@@ -109,8 +110,9 @@ class SearchSpace:
 
     def __post_init__(self) -> None:
         self._memo: dict[tuple, Any] = {}
+        self._units: tuple[float, float] | None = None
         self._readers = self.graph.consumers()
-        self._needs = self.storage_needs(self.graph)
+        self._needs = storage_needs(self.graph)
         self._first = tied_operators(self.graph)
         self._edge_between: dict[tuple[int, int], Edge] = {}
         self._variable_of: dict[int, int] = {}
@@ -134,7 +136,11 @@ class SearchSpace:
             return limited[id(costs)]
 
         nodes = [limit(variable.costs, variable.working) for variable in self.variables]
-        return Problem(nodes, [(e.source, e.target, limit(e.costs, e.working)) for e in self.edges])
+        edges = [(e.source, e.target, limit(e.costs, e.working)) for e in self.edges]
+        problem = Problem(nodes, edges, self._units)
+        if np.isinf(working_limit):
+            self._units = problem.memory_unit, problem.seconds_unit
+        return problem
 
     def working_levels(self, max_levels: int) -> list[float]:
         """Return bounds on the working set worth searching under, ascending.
@@ -153,30 +159,16 @@ class SearchSpace:
         wanted = np.geomspace(max(levels[0], 1.0), max(levels[-1], 1.0), max_levels)
         return sorted({min(levels, key=lambda level: abs(level - value)) for value in wanted} | {levels[-1]})
 
-    def largest_table(self) -> int:
-        """Return the most combinations of choices that one elimination of the search holds."""
+    def fits(self, max_cells: int) -> bool:
+        """Whether no elimination of the search holds more than so many combinations of choices."""
+        return self.largest_table(halved=True) <= max_cells or self.largest_table() <= max_cells
+
+    def largest_table(self, halved: bool = False) -> int:
+        """Return the most combinations of choices that one elimination of the search holds in one of the two orders."""
         edges = [(edge.source, edge.target) for edge in self.edges]
         sizes = [len(variable.choices) for variable in self.variables]
-        orders = (balanced_order(len(sizes), edges), elimination_order(len(sizes), edges))
-        return min(largest_scope(order, edges, sizes)[0] for order in orders)
-
-    @staticmethod
-    def storage_needs(graph: Graph) -> list[list[bool]]:
-        """Return per operator and input whether the input's memory must stay for the backward pass."""
-        readers = graph.consumers()
-        needs: list[list[bool]] = [[] for _ in graph.operators]
-        for position in reversed(range(len(graph.operators))):
-            operator = graph.operators[position]
-            if operator.is_leaf:
-                continue
-            rule = rule_of(operator.kind)
-            through = _shares_memory(operator) and any(needs[reader][slot] for reader, slot in readers[position])
-            for slot in range(len(operator.inputs)):
-                saved = slot in rule.saves and operator.output.has_gradient
-                if operator.kind in _PAIRS:  # an operand is kept for the other's gradient
-                    saved = len(operator.inputs) > 1 and slot < 2 and operator.input_info[1 - slot].has_gradient
-                needs[position].append(saved or (through and slot == 0))
-        return needs
+        choose_order = balanced_order if halved else elimination_order
+        return largest_scope(choose_order(len(sizes), edges), edges, sizes)[0]
 
     def _add_operator(self, position: int, operator: Operator) -> None:
         if operator.is_leaf:
@@ -212,7 +204,7 @@ class SearchSpace:
         return np.where(kept[:, None], costs, np.inf) if kept.any() else costs
 
     def _operator_variable(self, position: int, operator: Operator) -> Variable:
-        key = ("operator", *operator_signature(operator))
+        key = ("operator", *operator.signature)
         if key not in self._memo:
             choices = configurations(operator, self.mesh)
             costs = np.array([
@@ -221,8 +213,9 @@ class SearchSpace:
             ], dtype=np.float64)  # fmt: skip
             working = np.array([working_bytes(operator, c, self.mesh) for c in choices], dtype=np.float64)
             layouts = [choice.output for choice in choices]
-            self._memo[key] = (choices, layouts, self._masked("operator", operator, choices, costs), working)
+            self._memo[key] = (choices, layouts, costs, working)
         choices, layouts, costs, working = self._memo[key]
+        costs = self._masked("operator", operator, choices, costs)
         return Variable("operator", position, choices, layouts, costs, working)
 
     def _storage_variable(self, position: int, operator: Operator) -> Variable:
@@ -233,11 +226,11 @@ class SearchSpace:
         if key not in self._memo:
             choices = self._storages(operator, is_shared)
             costs = np.array([self._storage_cost(operator, c.layout) for c in choices], dtype=np.float64)
-            costs = self._masked("storage", operator, choices, costs)
             optimizer = self.graph.optimizer if operator.kind == "parameter" else ""
             updates = [update_bytes(optimizer, local_bytes(info, c.layout, self.mesh)) for c in choices]
             self._memo[key] = (choices, [c.layout for c in choices], costs, np.array(updates, dtype=np.float64))
         choices, layouts, costs, working = self._memo[key]
+        costs = self._masked("storage", operator, choices, costs)
         return Variable("storage", position, choices, layouts, costs, working)
 
     def _storages(self, operator: Operator, is_shared: bool) -> list[Storage]:
@@ -261,8 +254,7 @@ class SearchSpace:
         if not operator.output.has_gradient:
             return float(stored), 0.0
         factor = self.graph.state_factor
-        seconds = (3 + 2 * factor) * stored / self.cluster.bytes_per_second + self.cluster.launch_seconds
-        return stored * (2 + factor), seconds
+        return stored * (2 + factor), update_seconds(self.graph, stored, self.cluster)
 
     def _add_delivery(self, position: int, operator: Operator, source: int) -> None:
         layouts = self._delivery_layouts(operator, source)
@@ -292,7 +284,7 @@ class SearchSpace:
         return self._memo.setdefault(("zeros", *shape), np.zeros(shape))
 
     def _configurations(self, operator: Operator) -> list[Configuration]:
-        key = ("operator", *operator_signature(operator))
+        key = ("operator", *operator.signature)
         if key not in self._memo:
             self._operator_variable(0, operator)
         return self._memo[key][0]
@@ -320,7 +312,7 @@ class SearchSpace:
         producer, origin = self.graph.operators[position], self.variables[source]
         is_storage = origin.kind == "storage"
         # What the producer keeps anyway, and what shares another tensor's memory, is not paid again.
-        free = is_storage or origin.kind == "delivery" or _shares_memory(producer)
+        free = is_storage or origin.kind == "delivery" or shares_memory(producer)
         free = free or rule_of(producer.kind).saves_output
         key = ("edge", id(origin.choices), id(targets), producer.output, needed, same, free, producer.kind == "buffer")
         if key not in self._memo:
@@ -390,11 +382,3 @@ class SearchSpace:
 
 def _sources(origin: Variable) -> list[tuple[Layout, bool]]:
     return [(layout, getattr(choice, "drop", False)) for layout, choice in zip(origin.layouts, origin.choices)]  # noqa: B905
-
-
-def _shares_memory(operator: Operator) -> bool:
-    """Whether an operator's result lies in its input's memory."""
-    if operator.is_leaf or not rule_of(operator.kind).is_view:
-        return False
-    copies_if_strided = operator.kind in ("reshape", "flatten", "contiguous")
-    return not copies_if_strided or operator.input_info[0].is_contiguous

@@ -14,20 +14,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from autopar.graph import Graph, Operator, TensorInfo
+from autopar.graph import Graph, Operator
 
-__all__ = ["operator_signature", "tied_operators"]
-
-
-def operator_signature(operator: Operator) -> tuple[str, tuple[TensorInfo, ...], TensorInfo, tuple[str, ...]]:
-    """Return what decides an operator's rule and costs; equal for operators of repeated layers."""
-    plain = tuple(
-        "tensor" if hasattr(argument, "op") else str(argument)
-        for argument in (*operator.node.args, *operator.node.kwargs.items())
-    )
-    if operator.kind in ("cat", "stack"):
-        plain = (str(operator.argument(1, "dim", 0)), str(len(operator.inputs)))
-    return operator.kind, operator.input_info, operator.output, plain
+__all__ = ["tied_operators"]
 
 
 def tied_operators(graph: Graph) -> list[int]:
@@ -55,8 +44,8 @@ def tied_operators(graph: Graph) -> list[int]:
 
 
 def _shape_signature(operator: Operator) -> tuple:
-    """Return :func:`operator_signature` without strides, which no rule reads."""
-    kind, inputs, output, plain = operator_signature(operator)
+    """Return an operator's signature without strides, which no rule reads."""
+    kind, inputs, output, plain = operator.signature
     return kind, tuple(replace(info, is_contiguous=True) for info in inputs), replace(output, is_contiguous=True), plain
 
 

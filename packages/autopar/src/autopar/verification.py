@@ -24,7 +24,7 @@ from autopar.planner import search
 from core_kernels.comm import Group
 from core_kernels.launch import run_ranks
 
-__all__ = ["Verification", "load_factory", "verify"]
+__all__ = ["Comparison", "Verification", "compare_steps", "load_factory", "train_steps", "verify"]
 
 Factory = Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]
 
@@ -122,13 +122,74 @@ def _train_rank(group: Group, factory: str, plan: Plan, num_steps: int, seed: in
 
 
 def train_steps(
-    parallel: ParallelModule, batch: tuple[Tensor, ...], num_steps: int
+    parallel: ParallelModule, batch: tuple[Tensor, ...], num_steps: int, eps: float = 1e-8
 ) -> tuple[list[float], dict[str, Tensor], dict[str, dict[str, int]]]:
     """Take steps of AdamW; return losses, whole parameters and optimiser state, and one step's collectives.
 
     Collective: all ranks of the module.
     """
-    optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-3)
+    losses, parts, counted = _train(parallel, batch, num_steps, eps)
+    return losses, {name: parallel.gather(name.partition("/")[0], part) for name, part in parts.items()}, counted
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What one rank found when it compared its part of a trained state with one device's.
+
+    Attributes:
+        largest_error: Largest absolute difference of any loss, parameter, buffer or optimiser state.
+        relative_error: The same, every difference divided by one plus the value's size.
+        worst: Name of the tensor where ``largest_error`` was found.
+        collectives_match: Whether this rank sent what was predicted, call by call and byte by byte.
+    """
+
+    largest_error: float
+    relative_error: float
+    worst: str
+    collectives_match: bool
+
+
+def compare_steps(
+    parallel: ParallelModule,
+    batch: tuple[Tensor, ...],
+    losses: list[float],
+    whole: dict[str, Tensor],
+    eps: float = 1e-8,
+) -> Comparison:
+    """Train as long as one device did and compare this rank's parts with what :func:`train_steps` returned there.
+
+    Every rank compares its own parts, so nothing is gathered and a wrong copy on any rank is seen.
+
+    Args:
+        parallel: The applied module.
+        batch: The global batch.
+        losses: Loss of every step on one device.
+        whole: Parameters, buffers and optimiser state on one device.
+        eps: Of AdamW, as there. A gradient that is zero but for rounding moves its parameter by rounding over ``eps``.
+
+    Collective: all ranks of the module.
+    """
+    found, parts, counted = _train(parallel, batch, len(losses), eps)
+    pairs = {"loss": (torch.tensor(found, dtype=torch.float64), torch.tensor(losses, dtype=torch.float64))}
+    for name, value in whole.items():
+        pairs[name] = parts[name], parallel.part(name.partition("/")[0], value)
+    error, relative, worst = 0.0, 0.0, ""
+    for name, (mine, expected) in pairs.items():
+        if not expected.numel():
+            continue
+        gap = (mine.detach().double() - expected.detach().double()).abs()
+        largest = float(gap.max())
+        if not largest <= error:  # a NaN counts as the worst
+            error, worst = largest, name
+        relative = max(relative, float((gap / (1 + expected.detach().double().abs())).max()))
+    return Comparison(error, relative, worst, counted == parallel.predicted_collectives())
+
+
+def _train(
+    parallel: ParallelModule, batch: tuple[Tensor, ...], num_steps: int, eps: float
+) -> tuple[list[float], dict[str, Tensor], dict[str, dict[str, int]]]:
+    """Return losses, this rank's parts of parameters, buffers and optimiser state, and one step's collectives."""
+    optimizer = torch.optim.AdamW(parallel.parameters(), lr=1e-3, eps=eps)
     losses, counted = [], {}
     for _ in range(num_steps):
         optimizer.zero_grad()
@@ -138,9 +199,9 @@ def train_steps(
         counted = parallel.groups.counted()
         optimizer.step()
         losses.append(loss.item())
-    state = parallel.full_tensors()
+    parts = parallel.parts()
     for name, parameter in parallel.named_parameters():
         for key, value in sorted(optimizer.state[parameter].items()):
             if value.shape == parameter.shape and key != "step":
-                state[f"{name}/{key}"] = parallel.gather(name, value)
-    return losses, state, counted
+                parts[f"{name}/{key}"] = value
+    return losses, parts, counted

@@ -6,10 +6,12 @@ import contextlib
 import io
 import json
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
+import autopar
 from autopar.cli import main
 
 PROBLEM = ["--model", "autopar.models:mlp", "--cluster", "loopback-cpu"]
@@ -49,6 +51,14 @@ def test_wrong_input_is_one_line_and_code_2(capsys, arguments, message):
     printed = capsys.readouterr().err
     assert message in printed
     assert printed.count("\n") == 1
+
+
+def test_python_m_is_the_command(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["autopar", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("autopar", run_name="__main__")
+    assert ended.value.code == 0
+    assert autopar.__version__ in capsys.readouterr().out
 
 
 def test_readme_program_prints_what_it_says():

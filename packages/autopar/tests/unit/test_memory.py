@@ -15,3 +15,13 @@ def test_stored_bytes_are_predicted_and_the_peak_is_near():
     measured = peak_step_bytes(parallel, batch)
     assert measured > 2 * plan.predicted.parameter_bytes + plan.predicted.optimizer_bytes
     assert abs(plan.predicted.memory_bytes / measured - 1) < 0.05
+
+
+def test_what_backward_has_let_go_of_is_not_counted():
+    graph = trace(*models.mlp_mixer(blocks=2, width=32, image=32, patch=8, batch=8, classes=8))
+    frontier = search(graph, Cluster.preset("loopback-cpu"), eps=0.02, max_levels=1)
+    for plan in (frontier[0], frontier[-1]):
+        predicted = plan.predicted
+        assert 0 < predicted.backward_bytes <= predicted.saved_bytes + predicted.working_bytes
+        assert predicted.memory_bytes <= plan.memory
+    assert predicted.backward_bytes < predicted.saved_bytes + predicted.working_bytes

@@ -78,6 +78,13 @@ WRONG_CALLS = {
     "constraint on an unknown parameter": (
         lambda: search(constraints={"head.weight": "R"}), ProblemError,
         ("constraints", "'head.weight'", "check the names")),
+    "constraint that does not divide": (
+        lambda: autopar.search(
+            autopar.trace(*models.mlp(width=15)), PAIR, constraints={"network.0.weight": "S(1)"}), InfeasibleError,
+        ("constraints=", "'S(1)'", "[(2,)]", "drop one")),
+    "constraint with another number of axes": (
+        lambda: search(meshes=[(2,)], constraints={"network.0.weight": "S(0),R"}), InfeasibleError,
+        ("constraints=", "'S(0),R'", "one placement per axis", "allow more meshes")),
     "placement": (
         lambda: search(constraints={"network.0.weight": "X"}), ProblemError, ("placement", "'X'", "check the plan")),
     "budget nobody meets": (
@@ -95,6 +102,12 @@ WRONG_CALLS = {
     "plan for another model": (
         lambda: mlp()[3].mini_time().check(autopar.trace(*models.mlp(hidden=32))), PlanMismatchError,
         ("model=", "was made for model=", "search again for this model")),
+    "plan of another torch version": (
+        lambda: replace(mlp()[3].mini_time(), torch_version="1.0").check(mlp()[2]), PlanMismatchError,
+        ("torch_version=", "torch_version='1.0'", "search again")),
+    "plan for another mesh": (
+        lambda: mlp()[3].mini_time().check(mlp()[2], (4,)), PlanMismatchError,
+        ("mesh=(4,)", "mesh=(2,)", "start as many ranks")),
     "batch of another shape": (apply_to_another_batch, PlanMismatchError, ("inputs", "(3, 16)", "trace and search")),
     "factory nobody has": (
         lambda: load_factory("autopar.models:bert"), ProblemError,

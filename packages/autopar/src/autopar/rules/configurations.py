@@ -30,14 +30,29 @@ class Configuration:
     active: tuple[int, ...]
 
 
+# Configurations found so far, by rule, operator and mesh: operators of repeated layers, and of every plan that is read
+# back, ask again and again.
+_found: dict[tuple, list[Configuration]] = {}
+_MOST_FOUND = 1 << 14
+
+
 def configurations(operator: Operator, mesh: Sequence[int]) -> list[Configuration]:
-    """Return every way to run an operator on a mesh, the unsplit one first.
+    """Return every way to run an operator on a mesh, the unsplit one first; callers do not change the list.
 
     >>> from autopar import capture, models
     >>> linear = next(o for o in capture.trace(*models.mlp()).operators if o.kind == "linear")
     >>> [(config.inputs[0], config.output) for config in configurations(linear, (2,))]
     [((-1,), (-1,)), ((0,), (0,)), ((-1,), (1,)), ((1,), (-2,))]
     """
+    key = (rule_of(operator.kind), operator.signature, tuple(mesh))
+    if key not in _found:
+        if len(_found) >= _MOST_FOUND:
+            _found.clear()
+        _found[key] = _enumerate(operator, mesh)
+    return _found[key]
+
+
+def _enumerate(operator: Operator, mesh: Sequence[int]) -> list[Configuration]:
     whole = ((R,) * len(operator.inputs), R)
     splits = [whole, *dict.fromkeys(rule_of(operator.kind).splits(operator))]
     if not operator.output.dtype.is_floating_point:  # integers are not summed over ranks

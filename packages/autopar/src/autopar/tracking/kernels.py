@@ -99,8 +99,31 @@ def _open_runs(runs, cell_a, cell_b, stride_a, stride_b, num_choices, offsets_a,
 
 
 @njit(cache=True, nogil=True)
-def _merge_runs(runs, num_runs, heap, costs_a, costs_b, out, count):
-    """Append the reduced union of the runs to ``out`` behind ``count`` points. Returns (out, new count)."""
+def _is_useful(run, rest, weights, limits, excess):
+    """Whether a point may belong to an assignment that no known one beats; see :mod:`autopar.tracking.bounds`."""
+    num_weights = weights.shape[0]
+    for w in range(num_weights):
+        excess[w] = run[_SECONDS] + weights[w] * run[_MEMORY] + rest[w]
+    for group in range(num_weights):
+        if excess[group] > limits[group, group]:
+            continue  # its own weight, the one most likely to refuse
+        holds = True
+        for w in range(num_weights):
+            if excess[w] > limits[group, w]:
+                holds = False
+                break
+        if holds:
+            return True
+    return False
+
+
+@njit(cache=True, nogil=True)
+def _merge_runs(runs, num_runs, heap, costs_a, costs_b, rest, weights, limits, out, count):
+    """Append the reduced union of the runs to ``out`` behind ``count`` points. Returns (out, new count).
+
+    Points that are not useful are left out, and still leave out what they beat.
+    """
+    excess = np.empty(weights.shape[0])
     for run in range(num_runs):
         heap[run] = run
     for root in range(num_runs // 2 - 1, -1, -1):
@@ -109,11 +132,12 @@ def _merge_runs(runs, num_runs, heap, costs_a, costs_b, out, count):
     while num_runs > 0:
         run = runs[heap[0]]
         if run[_SECONDS] < fastest:
-            if count == out.shape[0]:
-                out = _grown(out)
             fastest = run[_SECONDS]
-            out[count] = run[:_END]
-            count += 1
+            if weights.shape[0] == 0 or _is_useful(run, rest, weights, limits, excess):
+                if count == out.shape[0]:
+                    out = _grown(out)
+                out[count] = run[:_END]
+                count += 1
         a = run[_POINT_A]
         b = _skip_slower(costs_b, run[_POINT_B] + 1, run[_END], fastest - costs_a[a, 1])
         if b < run[_END]:
@@ -129,7 +153,7 @@ def _merge_runs(runs, num_runs, heap, costs_a, costs_b, out, count):
 
 @njit(cache=True, nogil=True)
 def combine_cells(
-    cells_a, cells_b, stride_a, stride_b, num_choices, offsets_a, offsets_b, costs_a, costs_b
+    cells_a, cells_b, stride_a, stride_b, num_choices, offsets_a, offsets_b, costs_a, costs_b, rest, weights, limits
 ):  # fmt: skip
     """Combine two tables cell by cell: product per choice, union over choices, reduce.
 
@@ -143,6 +167,9 @@ def combine_cells(
         offsets_b: See ``offsets_a``.
         costs_a: int64 [points of A, 2], (memory, seconds); ``costs_b`` likewise.
         costs_b: See ``costs_a``.
+        rest: float64 [cells, weights], bounds on what the rest of the problem adds; no weights for no bounds.
+        weights: float64 [weights].
+        limits: float64 [weights, weights], see :mod:`autopar.tracking.bounds`.
 
     Returns:
         (offsets int64 [cells + 1], points int64 [points, 5]), a point being (memory, seconds, choice, point of A,
@@ -158,7 +185,9 @@ def combine_cells(
         )
         if heap.shape[0] < runs.shape[0]:
             heap = np.empty(runs.shape[0], np.int64)
-        out, count = _merge_runs(runs, num_runs, heap, costs_a, costs_b, out, count)
+        out, count = _merge_runs(
+            runs, num_runs, heap, costs_a, costs_b, rest[cell if weights.shape[0] else 0], weights, limits, out, count
+        )
         offsets[cell + 1] = count
     return offsets, out[:count].copy()
 

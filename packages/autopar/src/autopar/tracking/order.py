@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 
-__all__ = ["balanced_order", "elimination_depths", "elimination_order", "largest_scope", "widest_node"]
+__all__ = ["balanced_order", "elimination_order", "largest_scope", "subtree_sizes", "widest_node"]
 
 Adjacency = list[set[int]]
 
@@ -29,10 +29,15 @@ def _triangulate(adjacency: Adjacency) -> Adjacency:
     """Return a chordal graph with the edges of ``adjacency`` and those that minimum-fill elimination adds."""
     chordal = [set(around) for around in adjacency]
     work = [set(around) for around in adjacency]
-    fill = {node: _fill(work, node) for node in range(len(work))}
-    while fill:
-        node = min(fill, key=lambda n: (fill[n], len(work[n]), n))
-        del fill[node]
+    queue = [(_fill(work, node), len(work[node]), node) for node in range(len(work))]
+    newest = dict(enumerate(queue))
+    heapq.heapify(queue)
+    while newest:
+        entry = heapq.heappop(queue)
+        node = entry[2]
+        if newest.get(node) != entry:
+            continue
+        del newest[node]
         around = work[node]
         for other in around:
             added = around - work[other] - {other}
@@ -41,8 +46,9 @@ def _triangulate(adjacency: Adjacency) -> Adjacency:
             work[other].discard(node)
         touched = set(around).union(*(work[other] for other in around)) if around else set()
         for other in touched:
-            if other in fill:
-                fill[other] = _fill(work, other)
+            if other in newest:
+                newest[other] = (_fill(work, other), len(work[other]), other)
+                heapq.heappush(queue, newest[other])
     return chordal
 
 
@@ -139,25 +145,25 @@ def balanced_order(num_nodes: int, edges: list[tuple[int, int]]) -> list[int]:
     return order
 
 
-def elimination_depths(order: list[int], edges: list[tuple[int, int]], num_nodes: int) -> list[int]:
-    """Return per node how many eliminations its table stems from, along the longest line of descent, its own included.
+def subtree_sizes(order: list[int], edges: list[tuple[int, int]], num_nodes: int) -> list[int]:
+    """Return per node from how many eliminations its table stems, its own included; 0 for nodes not in the order.
 
-    >>> elimination_depths([0, 2, 1], [(0, 1), (1, 2)], 3)
-    [1, 2, 1]
+    >>> subtree_sizes([0, 2, 1], [(0, 1), (1, 2)], 3)
+    [1, 3, 1]
     """
     place = {node: position for position, node in enumerate(order)}
     around: Adjacency = [set() for _ in range(num_nodes)]
     for u, v in edges:
         first, second = sorted((u, v), key=place.__getitem__)
         around[first].add(second)
-    depths = [0] * num_nodes
+    sizes = [0] * num_nodes
     for node in order:
-        depths[node] += 1
+        sizes[node] += 1
         if around[node]:
             heir = min(around[node], key=place.__getitem__)
             around[heir] |= around[node] - {heir}
-            depths[heir] = max(depths[heir], depths[node])
-    return depths
+            sizes[heir] += sizes[node]
+    return sizes
 
 
 def largest_scope(order: list[int], edges: list[tuple[int, int]], sizes: list[int]) -> tuple[int, int]:

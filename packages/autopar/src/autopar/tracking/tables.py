@@ -70,8 +70,14 @@ def _strides(table: Table) -> dict[int, int]:
     return {node: int(step) for node, step in zip(table.scope, steps, strict=True)}
 
 
-def combine(a: Table, b: Table, eliminated: int = -1) -> Table:
+_NO_BOUNDS = np.zeros((1, 0)), np.zeros(0), np.zeros((0, 0))
+
+
+def combine(a: Table, b: Table, eliminated: int = -1, bounds: tuple[np.ndarray, ...] = _NO_BOUNDS) -> Table:
     """Multiply two tables and, when ``eliminated`` is a node, unite over its choices.
+
+    Points that ``bounds``, as :meth:`autopar.tracking.bounds.Bounds.of_table` returns them, show to be of no use are
+    left out.
 
     Cost: per cell of the result the points that survive, times the logarithm of the number of shifted runs; the runs
     are the points of the table with fewer points.
@@ -93,7 +99,7 @@ def combine(a: Table, b: Table, eliminated: int = -1) -> Table:
         cells.append(cell.reshape(-1))
     steps = [stride.get(eliminated, 0) for stride in strides]
     merge: Any = combine_cells
-    offsets, points = merge(*cells, *steps, num_choices, a.offsets, b.offsets, a.costs, b.costs)
+    offsets, points = merge(*cells, *steps, num_choices, a.offsets, b.offsets, a.costs, b.costs, *bounds)
     costs, origin = points[:, :2].copy(), points[:, 2:].copy()
     return Table(scope, shape, offsets, costs, (a, b), eliminated, origin, error=max(a.error, b.error))
 
@@ -153,6 +159,11 @@ class Products:
         key = (table.content, "thin", limit)
         a, b = table.parents
         return self._once(key, lambda: thin(table, limit), a, b, table.eliminated)
+
+    def combine_within(self, a: Table, b: Table, eliminated: int, bounds: tuple[np.ndarray, ...]) -> Table:
+        """Return :func:`combine` within bounds; the table is like no other from then on."""
+        content = self._contents.setdefault(("bounded", len(self._contents)), len(self._contents))
+        return replace(combine(a, b, eliminated, bounds), content=content)
 
     def _once(self, key: tuple, compute: Callable[[], Table], a: Table, b: Table, eliminated: int) -> Table:
         if key not in self._results:

@@ -1,0 +1,178 @@
+"""How long planning pipelines takes, what pipelines gain, and that pipelines which run equal one device.
+
+    python packages/autopar/benchmarks/bench_pipeline.py                   # planning, GPT-3 included: about 4 minutes
+    python packages/autopar/benchmarks/bench_pipeline.py --part exact      # ranks on this machine: about 2 minutes
+    python packages/autopar/benchmarks/bench_pipeline.py --part unlike     # unlike devices: seconds
+
+``planning``: a GPT is captured on fake tensors and searched on a preset machine; processor seconds and peak memory of
+a fresh process. ``exact``: GPT, MLP-Mixer and VGG on 2 and 4 stages with 1, 2 and 4 micro-batches, three steps of
+AdamW in float64; the largest difference of any loss, parameter or optimiser state to one device, and whether every
+rank sent the messages predicted. ``unlike``: hosts of different speed, cut as such and as if they were alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from core_kernels.console import format_bytes, format_seconds, table
+
+CASES: dict[str, dict[str, Any]] = {
+    "gpt, 12 layers, 2 x 8": {"layers": 12, "width": 768, "heads": 12, "length": 1024, "batch": 256, "devices": 16},
+    "gpt-3, 96 layers, 16 x 8": {
+        "layers": 96, "width": 12288, "heads": 96, "length": 2048, "batch": 1024, "devices": 128, "counts": [64, 128],
+    },
+}  # fmt: skip
+SIZES: dict[str, dict[str, Any]] = {
+    "gpt": {"layers": 2, "width": 16, "vocabulary": 32, "dropout": 0.1, "tied": True, "batch": 4},
+    "mlp_mixer": {"blocks": 2, "width": 16, "image": 16, "patch": 4, "batch": 4, "classes": 8},
+    "vgg16": {"image": 32, "shrink": 16, "hidden": 32, "classes": 8, "batch": 4, "dropout": 0.5},
+}
+
+
+def gpt() -> Any:
+    """Return the small GPT."""
+    return _small("gpt")
+
+
+def mlp_mixer() -> Any:
+    """Return the small MLP-Mixer."""
+    return _small("mlp_mixer")
+
+
+def vgg16() -> Any:
+    """Return the small VGG."""
+    return _small("vgg16")
+
+
+def _small(name: str) -> Any:
+    from autopar import models
+
+    return models.FACTORIES[name](**SIZES[name])
+
+
+def plan_case(name: str, eps: float) -> dict[str, Any]:
+    """Capture and search one GPT in this process."""
+    from autopar import Cluster, fake_tensors, models, pipeline, trace
+
+    case = CASES[name]
+    with fake_tensors():
+        model, inputs = models.gpt(case["layers"], case["width"], case["heads"], 50304, case["length"], case["batch"])
+    graph = trace(model, inputs)
+    begin = time.process_time()
+    cluster = Cluster.preset("a100-8x8-ib", case["devices"], memory_bytes=80e9)
+    frontier = pipeline.search(graph, cluster, case.get("counts"), eps=eps)
+    seconds = time.process_time() - begin
+    best, least = frontier.mini_time(), frontier.min_memory()
+    whole = [case["devices"]]
+    single = pipeline.search(graph, cluster, case.get("counts"), 1, whole, eps=eps).mini_time()
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "capture_seconds": graph.capture_seconds, "search_cpu_seconds": seconds, "points": len(frontier),
+        "peak_bytes": used.ru_maxrss * 1024, "stages": best.num_stages, "micro_batches": best.num_micro_batches,
+        "step_seconds": best.seconds, "simulated_seconds": best.simulated_seconds, "memory_bytes": best.memory,
+        "least_bytes": least.memory, "one_stage_seconds": single.seconds,
+    }  # fmt: skip
+
+
+def measure_planning(eps: float) -> dict[str, Any]:
+    """Plan every case in a fresh process and print a table."""
+    found = {}
+    for name in CASES:
+        command = [sys.executable, __file__, "--case", name, "--eps", str(eps)]
+        found[name] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    rows = [
+        (name, f"{r['capture_seconds']:.1f} s", f"{r['search_cpu_seconds']:.1f} s", format_bytes(r["peak_bytes"]),
+         r["points"], f"{r['stages']} / {r['micro_batches']}",
+         *(format_seconds(r[key]) for key in ("step_seconds", "simulated_seconds", "one_stage_seconds")))
+        for name, r in found.items()
+    ]  # fmt: skip
+    columns = ["model", "capture", "search, processor", "peak", "points", "stages / micro-batches", "step, bound",
+               "played", "without pipeline"]  # fmt: skip
+    table(f"planning pipelines, eps={eps}", columns, rows)
+    return found
+
+
+def measure_exact(eps: float) -> dict[str, Any]:
+    """Run every small pipeline and print its largest error."""
+    from autopar import Cluster, pipeline, trace
+    from autopar.errors import VerificationError
+    from autopar.verification import load_factory
+
+    found = {}
+    for name in SIZES:
+        factory = f"bench_pipeline:{name}"
+        graph = trace(*load_factory(factory)())
+        for stages in (2, 4):
+            for count in (1, 2, 4):
+                cluster = Cluster.preset("loopback-cpu", stages)
+                plan = pipeline.search(graph, cluster, [count], stages, [1], eps=eps).mini_time()
+                try:
+                    checked = pipeline.verify(factory, plan)
+                    row = {"largest_error": checked.largest_error, "messages_match": checked.collectives_match}
+                except VerificationError as error:
+                    row = {"largest_error": float("inf"), "messages_match": False, "error": str(error)}
+                found[f"{name}, {stages} stages, {count} micro-batches"] = row
+    rows = [
+        (key, f"{row['largest_error']:.1e}", "yes" if row["messages_match"] else "NO") for key, row in found.items()
+    ]
+    table(
+        "three steps of AdamW against one device, float64", ["pipeline", "largest error", "messages as predicted"], rows
+    )
+    return found
+
+
+def measure_unlike(eps: float) -> dict[str, Any]:
+    """Cut a GPT for unlike hosts, and as if they were alike; print both as they would run."""
+    from autopar import Cluster, fake_tensors, models, pipeline, trace
+
+    with fake_tensors():
+        model, inputs = models.gpt(24, 1024, 16, 50304, 1024, 64)
+    graph = trace(model, inputs)
+    found = {}
+    for speed in (1.0, 0.5, 0.25):
+        hosts = [pipeline.Host(2), pipeline.Host(2, speed)]
+        cluster = Cluster.preset("a100-8x8-ib", 4, 2)
+        aware = pipeline.search(graph, cluster, [32], 4, [1], hosts, eps).mini_time()
+        alike = pipeline.search(graph, cluster, [32], 4, [1], None, eps).mini_time()
+        slow = [stage.seconds / (speed if min(stage.devices) >= 2 else 1.0) for stage in alike.stages]
+        moved = [stage.send_seconds for stage in alike.stages[:-1]]
+        played = pipeline.simulate([s / 3 for s in slow], [2 * s / 3 for s in slow], 32, moved, moved).seconds
+        found[f"second host at {speed:g}"] = {"aware": aware.simulated_seconds, "alike": played}
+    rows = [
+        (k, format_seconds(r["aware"]), format_seconds(r["alike"]), f"{r['alike'] / r['aware']:.2f}")
+        for k, r in found.items()
+    ]
+    table("4 stages on 2 x 2 devices", ["speed", "cut for them", "cut as if alike", "gain"], rows)
+    return found
+
+
+PARTS = {"planning": measure_planning, "exact": measure_exact, "unlike": measure_unlike}
+
+
+def main() -> None:
+    """Run one part and print its table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--part", choices=sorted(PARTS), default="planning", help="what to measure (default %(default)s)"
+    )
+    parser.add_argument("--eps", type=float, default=0.1, help="share of memory given up (default %(default)s)")
+    parser.add_argument("--case", choices=sorted(CASES), help="plan one case in this process and print it as JSON")
+    parser.add_argument("--json", help="file for the rows")
+    args = parser.parse_args()
+    if args.case:
+        print(json.dumps(plan_case(args.case, args.eps)))
+        return
+    found = PARTS[args.part](args.eps)
+    if args.json:
+        Path(args.json).write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
