@@ -127,8 +127,7 @@ class ExpertLayer:
             raise ProblemError(
                 f"token_bytes={self.token_bytes}, expert_bytes={self.expert_bytes} and "
                 f"seconds_per_token={self.seconds_per_token} are not valid: expected at least 1 byte each and no "
-                "negative "
-                "time; use ExpertLayer.feed_forward"
+                "negative time; use ExpertLayer.feed_forward"
             )
 
     @classmethod

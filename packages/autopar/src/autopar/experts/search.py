@@ -45,7 +45,7 @@ def place_experts(
 
     >>> from autopar import Cluster
     >>> layer = ExpertLayer(Cluster.preset("loopback-cpu", 2), 256, 1024, 1e-6)
-    >>> place_experts(layer, [[90, 90], [1, 1]]).replicas
+    >>> place_experts(layer, [[90, 90], [0, 1]]).replicas
     ((1,), ())
     """
     counts = layer.check(counts)
@@ -53,8 +53,7 @@ def place_experts(
     if len(current.homes) != len(counts) or method not in ("auto", "exact", "descent"):
         raise ProblemError(
             f"method={method!r} and a placement of {len(current.homes)} experts do not fit counts of {len(counts)} "
-            "experts: "
-            "expected exact, descent or auto, and one home per expert; pass both for the same layer"
+            "experts: expected exact, descent or auto, and one home per expert; pass both for the same layer"
         )
     start = _settle(layer, Placement(current.homes, ((),) * len(counts)), counts.shape[1])
     options = counts.shape[1] * 2 ** (counts.shape[1] - 1) if moves_homes else 2 ** (counts.shape[1] - 1)
@@ -102,8 +101,7 @@ def _settle(layer: ExpertLayer, placement: Placement, num_devices: int) -> Place
         held = int(placement.held(num_devices).max())
         raise InfeasibleError(
             f"capacity={layer.capacity} experts a device do not hold {len(placement.homes)} experts on {num_devices} "
-            "devices: "
-            f"one has {held} homes; expected at most {layer.capacity}; use more devices or memory"
+            f"devices: one has {held} homes; expected at most {layer.capacity}; use more devices or memory"
         )
     return placement
 

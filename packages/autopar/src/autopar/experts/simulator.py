@@ -81,8 +81,7 @@ def simulate(
     if steps.ndim != 3 or not len(steps):
         raise ProblemError(
             f"routings have shape {steps.shape}; expected [steps, experts, devices] with at least one step; stack "
-            "the counts "
-            "of steps"
+            "the counts of steps"
         )
     unknown = [name for name in strategies if name not in STRATEGIES]
     if unknown:

@@ -63,8 +63,7 @@ class TokenCounter:
         if not 0 <= layer < num_layers or low < 0 or high >= num_experts:
             raise ProblemError(
                 f"layer={layer} with expert ids {low} to {high} is not valid: expected a layer below {num_layers} "
-                "and ids "
-                f"below {num_experts}; drop padding tokens, and count the router's choices"
+                f"and ids below {num_experts}; drop padding tokens, and count the router's choices"
             )
         self.counts[layer] += torch.bincount(ids, minlength=num_experts)
 
@@ -93,11 +92,10 @@ def expected_counts(history: Sequence[Any], decay: float = 0.5) -> np.ndarray:
     if not len(history) or not 0 <= decay <= 1:
         raise ProblemError(
             f"a history of {len(history)} steps and decay={decay} are not valid: expected at least one step and 0 to "
-            "1; "
-            "count a step first"
+            "1; count a step first"
         )
     weights = np.array([decay ** (len(history) - 1 - step) for step in range(len(history))], dtype=np.float64)
-    kept = np.flatnonzero(weights > 1e-6)
+    kept = [step for step, weight in enumerate(weights) if weight > 1e-6]
     stacked = np.stack([np.asarray(history[step], dtype=np.float64) for step in kept])
     return np.tensordot(weights[kept] / weights[kept].sum(), stacked, 1)
 
@@ -141,8 +139,7 @@ def zipf_counts(
         raise ProblemError(
             f"num_steps={num_steps}, num_experts={num_experts}, num_devices={num_devices}, "
             f"tokens_per_device={tokens_per_device}, exponent={exponent} and drift={drift} are not valid: expected "
-            "at least "
-            "1 each, and no negative exponent or drift; leave them out for the defaults"
+            "at least 1 each, and no negative exponent or drift; leave them out for the defaults"
         )
     draw = np.random.default_rng(seed)
     ranks = draw.permutation(num_experts) + 1.0
@@ -177,7 +174,6 @@ def load_counts(path: str | Path) -> np.ndarray:
         shape = getattr(counts, "shape", "unknown")
         raise ProblemError(
             f"{path} holds an array of shape {shape}; expected integers [steps, experts, devices], none negative; "
-            "write it "
-            "with save_counts"
+            "write it with save_counts"
         )
     return counts.astype(np.int64)

@@ -154,12 +154,12 @@ class Chain:
                     least[unit] = min(least[unit], sizes[first[run]] + self._fixed[variant, run])
         return least
 
-    def least_seconds(self) -> float:
-        """Return a lower bound of the seconds of all units together, whatever they need."""
+    def least_seconds(self) -> np.ndarray:
+        """Return float64 [units] the least seconds of each, whatever memory it needs."""
         rows = [
             [points[:, 2].min() for points in unit if points is not None] for unit in zip(*self.points, strict=True)
         ]
-        return float(sum(min(row, default=math.inf) for row in rows))
+        return np.array([min(row, default=math.inf) for row in rows])
 
 
 def _number_runs(classes: list[Hashable]) -> tuple[np.ndarray, list[tuple[int, int]]]:

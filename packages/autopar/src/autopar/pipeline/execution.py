@@ -66,18 +66,11 @@ def apply(
 
         group = current_group()
     plan.check(graph)
-    wide = [place for place, stage in enumerate(plan.stages) if len(stage.devices) > 1]
-    if wide:
-        raise PlanMismatchError(
-            f"stage {wide[0]} of the plan has {len(plan.stages[wide[0]].devices)} devices; expected one per stage, "
-            "which is what "
-            "the schedules of torch.distributed.pipelining run here; search with sub_meshes=[1]"
-        )
+    plan.check_runnable()
     if group.size != plan.num_stages:
         raise PlanMismatchError(
             f"the group has {group.size} ranks; expected {plan.num_stages}, one per stage of the plan; start as many "
-            "ranks, or "
-            f"search with num_stages={group.size}"
+            f"ranks, or search with num_stages={group.size}"
         )
     pipeline = PipelineModule(model, plan, graph, group, seed)
     if verify and group.size > 1:
@@ -139,7 +132,13 @@ class PipelineModule(nn.Module):
     def _make_schedule(self) -> Any:
         from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
-        stage = _counting_stage(self._piece, self.plan, self.stage, self.group)
+        try:
+            stage = _counting_stage(self._piece, self.plan, self.stage, self.group)
+        except ValueError as error:
+            raise PlanMismatchError(
+                f"the group of {self.group.size} ranks cannot carry a pipeline ({error}); expected a process group "
+                "that torch.distributed knows; pass the group of all ranks, or one made of dist.new_group"
+            ) from error
         stage.stage_index_to_group_rank = dict(self._rank_of)
         kind = Schedule1F1B if self.plan.schedule == "1F1B" else ScheduleGPipe
         # The loss of a micro-batch is its share of the whole, so gradients add up unscaled.
@@ -181,8 +180,7 @@ class PipelineModule(nn.Module):
         """Refuse a plain call: a pipeline has no forward pass apart from its backward pass."""
         raise PlanMismatchError(
             "a pipeline was called as a module; expected forward_backward(*batch), which runs both passes of all "
-            "micro-batches "
-            "and returns the loss; call that, then step the optimiser"
+            "micro-batches and returns the loss; call that, then step the optimiser"
         )
 
     def _empty_loss(self) -> Tensor:
@@ -204,8 +202,7 @@ class PipelineModule(nn.Module):
         if shapes != wanted:
             raise PlanMismatchError(
                 f"inputs have shapes {shapes}; expected {wanted}, the whole batch that was traced; pass that batch "
-                "on every "
-                "rank, or trace and search again for this one"
+                "on every rank, or trace and search again for this one"
             )
 
     def counted(self) -> dict[str, dict[str, int]]:
@@ -339,8 +336,7 @@ def _value_across(graph: Graph, position: int) -> int:
         names = sorted(graph.operators[source].name for source in crossing)
         raise PlanMismatchError(
             f"{len(crossing)} values cross the boundary at {graph.operators[position].name} ({', '.join(names)}); "
-            "expected one, as "
-            "autopar.pipeline.find_units cuts; search again"
+            "expected one, as autopar.pipeline.find_units cuts; search again"
         )
     return crossing.pop()
 

@@ -49,8 +49,7 @@ class Host:
         if self.num_devices < 1 or not self.speed > 0 or not self.memory_bytes > 0:
             raise ProblemError(
                 f"{self} is not valid: expected num_devices of at least 1, positive speed and memory_bytes; leave "
-                "out what "
-                "is not known"
+                "out what is not known"
             )
 
 
@@ -104,8 +103,7 @@ def read_hosts(cluster: Cluster, hosts: Sequence[Host] | None) -> list[Host]:
     if total != cluster.num_devices:
         raise ProblemError(
             f"hosts have {total} devices; expected num_devices={cluster.num_devices} of the cluster; list every "
-            "host, or "
-            "resize the cluster"
+            "host, or resize the cluster"
         )
     return list(hosts)
 

@@ -66,8 +66,7 @@ def cut_batch(graph: Graph, count: int) -> MicroBatches:
         batch = sizes[0][0] if sizes and sizes[0] else 0
         raise ProblemError(
             f"num_micro_batches={count} does not divide the batch of {batch} samples, the first dim of the first "
-            "input; "
-            "expected a divisor; choose one, or trace another batch"
+            "input; expected a divisor; choose one, or trace another batch"
         )
     candidates = [position for position, size in zip(inputs, sizes, strict=True) if size == sizes[0]]
     largest = len(candidates) if count > 1 and len(candidates) <= _MAX_DOUBTFUL else 0
@@ -83,8 +82,7 @@ def cut_batch(graph: Graph, count: int) -> MicroBatches:
             problem = problem or found
     raise ProblemError(
         f"the step cannot run in num_micro_batches={count}: {problem}; expected operators that treat samples apart "
-        "and a "
-        "loss that is a mean or sum over them; use 1 micro-batch, or change that operator"
+        "and a loss that is a mean or sum over them; use 1 micro-batch, or change that operator"
     )
 
 

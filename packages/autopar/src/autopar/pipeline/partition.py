@@ -26,6 +26,9 @@ from numba import njit
 
 __all__ = ["Cut", "Row", "cut_chain"]
 
+# Limits are differences of sums: rounding must not shut out the best cut.
+_SLACK = 1 + 1e-9
+
 
 @dataclass(frozen=True, eq=False)
 class Row:
@@ -94,7 +97,7 @@ def cut_chain(
     arguments = (times, floors, flights, np.array(row.sizes), row.kinds, row.crosses, row.send_seconds, *num_stages)
     best: tuple[float, Any] = (known, None)
     limit = _first_limit(arguments, times, rest, known, least_sum)
-    while limit > 0:
+    while limit >= 0:
         found = _solve(arguments, limit)
         if found is None:
             break
@@ -102,8 +105,8 @@ def cut_chain(
         if total + rest * slowest < best[0]:
             best = (total + rest * slowest, stages)
         # Whatever is slower somewhere than `ceiling` is slower as a whole.
-        ceiling = (best[0] - least_sum) / rest if rest else 0.0
-        limit = min(np.nextafter(slowest, 0.0), ceiling)
+        ceiling = (best[0] - least_sum) / rest * _SLACK if rest else -1.0
+        limit = min(np.nextafter(slowest, -np.inf), ceiling)
     if best[1] is None:
         return None
     units, devices, sizes = (tuple(int(x) for x in column) for column in zip(*best[1], strict=True))
@@ -115,20 +118,22 @@ def _first_limit(arguments: tuple, times: np.ndarray, rest: int, known: float, l
     """Return a limit above which no cut is best: from a first cut found at a low limit, where stages are short."""
     if not rest:
         return math.inf
-    # No cut has a slowest stage faster than the slowest unit on its best devices.
-    alone = times[:, :, np.arange(times.shape[2]), np.arange(1, times.shape[2] + 1)]
-    limit = float(alone.min((0, 1)).max())
+    # Every unit lies in some stage: none is faster than the fastest run that covers it.
+    floors = arguments[1].min((0, 1))
+    covers = np.minimum.accumulate(floors, 0)[np.arange(times.shape[2]), np.arange(1, times.shape[2] + 1)]
+    limit = float(covers.max())
     largest = float(times[np.isfinite(times)].max(initial=0.0)) * 4 + 4 * float(arguments[6].max(initial=0.0))
     if not math.isfinite(limit):
-        return 0.0
+        return -1.0
     limit = max(limit, largest * 1e-9)
     ceiling = (known - least_sum) / rest
-    while limit <= largest:
+    while True:
         found = _solve(arguments, limit)
         if found is not None:
-            return min(ceiling, (found[0] + rest * found[1] - least_sum) / rest)
-        limit *= 1.5
-    return min(ceiling, math.inf)
+            return min(ceiling, (found[0] + rest * found[1] - least_sum) / rest) * _SLACK
+        if limit >= largest:
+            return -1.0
+        limit = min(1.5 * limit, largest)
 
 
 def _solve(arguments: tuple, limit: float) -> tuple[float, float, list[tuple[int, int, int]]] | None:

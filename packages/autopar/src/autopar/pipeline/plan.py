@@ -119,6 +119,19 @@ class PipelinePlan(PlanDocument):
                     f"{name}={found!r} does not fit the plan: it was made for {name}={made_for!r}; {remedy}"
                 )
 
+    def check_runnable(self) -> None:
+        """Refuse stages of several devices, which are planned but not run.
+
+        Raises:
+            PlanMismatchError: There is one.
+        """
+        for place, stage in enumerate(self.stages):
+            if len(stage.devices) > 1:
+                raise PlanMismatchError(
+                    f"stage {place} of the plan has {len(stage.devices)} devices; expected one per stage, as the "
+                    "schedules of torch.distributed.pipelining run here; search with sub_meshes=[1]"
+                )
+
     def simulate(self, num_sliced: int = 0) -> Simulation:
         """Play a step of this plan; see :func:`autopar.pipeline.simulate`. A third of a stage's time is forward."""
         forward = [stage.seconds / 3 for stage in self.stages]
@@ -147,8 +160,7 @@ class PipelinePlan(PlanDocument):
             f"{self.model} in {self.num_stages} stages and {self.num_micro_batches} micro-batches ({self.schedule}): "
             f"{format_bytes(self.memory)} on the fullest device, at most {format_seconds(self.seconds)} per step",
             f"  played: {format_seconds(self.simulated_seconds)}, of which {played.bubble:.0%} waiting; the last "
-            "stage begins "
-            f"after {format_seconds(played.startup_seconds)}",
+            f"stage begins after {format_seconds(played.startup_seconds)}",
         ]
         if count:
             lines.append(
@@ -164,8 +176,7 @@ class PipelinePlan(PlanDocument):
                 f"  stage {place}: {stage.first} to {stage.last} on devices {_ranges(stage.devices)} as "
                 f"{'x'.join(map(str, stage.mesh))}, activations {stage.boundary}: {format_bytes(stage.memory_bytes)} "
                 f"({format_bytes(stage.states_bytes)} states, {stage.in_flight} x {format_bytes(stage.saved_bytes)} "
-                "saved), "
-                f"{format_seconds(stage.seconds)} per micro-batch{sent}"
+                f"saved), {format_seconds(stage.seconds)} per micro-batch{sent}"
             )
             lines += [
                 f"    {n}: stored {layout}" for n, layout in stage.parameters.items() if prefix and n.startswith(prefix)
@@ -226,8 +237,8 @@ class PipelineFrontier(Frontier):
             raise InfeasibleError(
                 f"memory={memory:g} is not feasible: the least memory found is {self.memory[0]:g} bytes "
                 f"({format_bytes(self.memory[0])}), in stage {place} of {plan.num_stages}, "
-                f"{plan.stages[place].first} to "
-                f"{plan.stages[place].last}; raise the budget, use more devices or smaller micro-batches"
+                f"{plan.stages[place].first} to {plan.stages[place].last}; raise the budget, use more devices or "
+                "smaller micro-batches"
             )
         return super().mini_time(memory)
 

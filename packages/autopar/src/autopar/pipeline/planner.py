@@ -85,10 +85,8 @@ def search(
     if not settings:
         raise ProblemError(
             f"sub_meshes={list(sub_meshes or [])} with micro_batches={list(micro_batches or [])} leave nothing to "
-            "search: "
-            "expected sizes that divide a host, or whole hosts, and at least one number of micro-batches; leave them "
-            "out "
-            "for the usual ones"
+            "search: expected sizes that divide a host, or whole hosts, and at least one number of micro-batches; "
+            "leave them out for the usual ones"
         )
     plans = _sweep(settings, math.sqrt(1 + eps) if eps else 1.0)
     if not plans:
@@ -115,8 +113,7 @@ def _check(eps: float, num_stages: int | None, sub_meshes: Sequence[int] | None,
         if not 1 <= size <= cluster.num_devices:
             raise ProblemError(
                 f"sub_meshes holds {size}; expected numbers from 1 to num_devices={cluster.num_devices}; leave it "
-                "out for the "
-                "usual ones"
+                "out for the usual ones"
             )
 
 

@@ -50,7 +50,7 @@ class Setting:
         caps = [min(memory, sub_mesh.host.memory_bytes) for sub_mesh in self.placement.sub_meshes]
         times = np.array([[chain.times(k, cap) for k in numbers] for chain, cap in zip(self.chains, caps, strict=True)])
         index = np.array([0, *(numbers.index(k) for k in self.flights[1:])])
-        least = min(chain.least_seconds() for chain in self.chains)
+        least = float(np.min([chain.least_seconds() for chain in self.chains], axis=0).sum())
         return cut_chain(times, index, self.row, self.count, self.stages, least, known - self.once_seconds)
 
     def memory_of(self, cut: Cut, memory: float) -> float:

@@ -37,9 +37,11 @@ def verify(
         What was found; ``counted`` holds the messages of every stage in one step.
 
     Raises:
+        PlanMismatchError: The plan belongs to another model, or has stages of several devices.
         VerificationError: Numbers differ by more than ``tolerance``, or messages are not those predicted.
     """
     plan.check(trace(*load_factory(factory)()))
+    plan.check_runnable()
     module, batch = _make(factory, seed)
     graph = trace(module, batch)
     whole = search(graph, Cluster.preset("loopback-cpu", 1)).mini_time()
@@ -59,8 +61,7 @@ def verify(
         what = f"holds no {sorted(missing)[0]}" if missing else what
         raise VerificationError(
             f"the pipeline of {plan.num_stages} stages and {plan.num_micro_batches} micro-batches {what}; expected "
-            "at most "
-            f"{tolerance:g} and the predicted messages; report the plan and the model"
+            f"at most {tolerance:g} and the predicted messages; report the plan and the model"
         )
     return Verification(error, matches, results[0][0], counted)
 
