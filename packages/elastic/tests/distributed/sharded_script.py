@@ -3,13 +3,14 @@
 Two processes hold the model; a second replica of two joins and one of the first leaves, which takes its fellow along.
 A job of one process that holds everything is the reference. A twin of one replica sums gradients without their weights.
 
-    sharded_script.py FOLDER LEAVER
+    sharded_script.py FOLDER leave|kill WORKER
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -101,18 +102,22 @@ def main() -> None:
         path.mkdir()
     pids = [fork(alone, "w", 1), *(fork(twin, f"a.{shard}", 2) for shard in (0, 1))]
     (sharded / "slow").touch()
-    pids += [fork(sharded, f"a.{shard}", 2) for shard in (0, 1)]
+    started = {name: fork(sharded, name, 2) for name in ("a.0", "a.1")}
     wait_for(sharded, "commit", 2)
-    pids += [fork(sharded, f"b.{shard}", 2) for shard in (0, 1)]
+    started |= {name: fork(sharded, name, 2) for name in ("b.0", "b.1")}
     wait_for(sharded, "commit", 4)
-    controller = elastic_train.Controller(f"file://{sharded}", "job")
-    controller.scale_in([sys.argv[2]])
-    controller.close()
+    if sys.argv[2] == "kill":
+        os.kill(started[sys.argv[3]], signal.SIGKILL)
+    else:
+        controller = elastic_train.Controller(f"file://{sharded}", "job")
+        controller.scale_in([sys.argv[3]])
+        controller.close()
     while not [e for e in read_events(sharded / "events.jsonl") if e["event"] == "commit" and e["generation"] == 3]:
         time.sleep(0.02)
     (sharded / "slow").unlink()
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    print(json.dumps({"codes": codes}))
+    codes = {name: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for name, pid in started.items()}
+    others = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    print(json.dumps({"codes": codes, "others": others}))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -106,39 +107,40 @@ def measure_torchft(old: int, new: int, megabytes: float, step_seconds: float) -
     """Let a job grow under torchft, then lose a replica; ``None`` where it is not installed."""
     if importlib.util.find_spec("torchft") is None:
         return None
-    from torchft.coordination import LighthouseServer  # pyright: ignore
+    quiet, port = subprocess.DEVNULL, free_port()
+    environment = {**os.environ, **QUIET, "GLOO_SOCKET_IFNAME": "lo"}
+    with tempfile.TemporaryDirectory() as name, _processes() as started, _processes() as lighthouse:
+        folder = Path(name)
+        serve = [sys.executable, "-m", "elastic_train.bench._lighthouse", str(port)]
+        lighthouse.append(subprocess.Popen(serve, stdout=quiet, stderr=quiet))
+        wait_until(lambda: _answers(port), "torchft's lighthouse")
+        command = [sys.executable, "-m", "elastic_train.bench._torchft", name, str(megabytes), str(step_seconds)]
 
-    lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=1, join_timeout_ms=100, heartbeat_timeout_ms=1000)
-    try:
-        with tempfile.TemporaryDirectory() as name, _processes() as started:
-            folder = Path(name)
-            command = [sys.executable, "-m", "elastic_train.bench._torchft", name, str(megabytes), str(step_seconds)]
-            environment = {**os.environ, **QUIET, "GLOO_SOCKET_IFNAME": "lo"}
+        def start(replica: str, niceness: int) -> None:
+            whole = ["nice", "-n", str(niceness), *command, replica, f"http://127.0.0.1:{port}"]
+            started.append(subprocess.Popen(whole, env=environment, stdout=quiet, stderr=quiet))
 
-            def start(replica: str, niceness: int) -> None:
-                quiet, place = subprocess.DEVNULL, lighthouse.address().rsplit(":", 1)
-                address = f"http://127.0.0.1:{place[1]}"
-                whole = ["nice", "-n", str(niceness), *command, replica, address]
-                started.append(subprocess.Popen(whole, env=environment, stdout=quiet, stderr=quiet))
-
-            for index in range(old):
-                start(f"r{index}", 0)
-            wait_until(lambda: sum(line["size"] == old for line in read_logs(folder)) >= 30 * old, "torchft's start")
-            called = time.monotonic()
-            before = [gap for gap, _ in gaps(read_log(folder / "r0.jsonl"))][-25:]
-            for index in range(old, new):
-                start(f"r{index}", 19)
-            wait_until(lambda: sum(line["size"] == new for line in read_logs(folder)) >= 20 * new, "torchft's join")
-            lines = read_log(folder / "r0.jsonl")
-            pause = longest_gap_after(lines, called)
-            during = [gap for gap, line in gaps(lines) if line["at"] > called and line["size"] == old]
-            struck = time.monotonic()
-            started[new - 1].kill()
-            wait_until(lambda: sum(line["at"] > struck and line["size"] == new - 1 for line in read_logs(folder)) >= 20,
-                       "torchft's recovery")  # fmt: skip
-            recovery = longest_gap_after(read_logs(folder), struck)
-    finally:
-        lighthouse.shutdown()
+        for index in range(old):
+            start(f"r{index}", 0)
+        wait_until(lambda: sum(line["size"] == old for line in read_logs(folder)) >= 30 * old, "torchft's start")
+        called = time.monotonic()
+        before = [gap for gap, _ in gaps(read_log(folder / "r0.jsonl"))][-25:]
+        for index in range(old, new):
+            start(f"r{index}", 19)
+        wait_until(lambda: sum(line["size"] == new for line in read_logs(folder)) >= 20 * new, "torchft's join")
+        lines = read_log(folder / "r0.jsonl")
+        pause = longest_gap_after(lines, called)
+        during = [gap for gap, line in gaps(lines) if line["at"] > called and line["size"] == old]
+        struck = time.monotonic()
+        started[new - 1].kill()
+        wait_until(lambda: sum(line["at"] > struck and line["size"] == new - 1 for line in read_logs(folder)) >= 20,
+                   "torchft's recovery")  # fmt: skip
+        recovery = longest_gap_after(read_logs(folder), struck)
     return _row("torchft", old, new, megabytes, median(before)) | {
         "pause_seconds": pause, "recovery_seconds": recovery, "prepare_throughput": mean(before) / mean(during),
     }  # fmt: skip
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
