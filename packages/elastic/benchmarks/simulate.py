@@ -48,7 +48,7 @@ def compare_on_pollux(folder: Path) -> dict[str, Any]:
         "workloads_and_loads": len(slow),
         "rescale_30_s": {"best": min(slow.values()), "worst": max(slow.values())},
         "rescale_0.5_s": {"best": min(fast.values()), "worst": max(fast.values())},
-        "better_at_every_load": max(slow.values()) < 1 and max(fast.values()) < 1,
+        "better_at_every_load": bool(max(slow.values()) < 1 and max(fast.values()) < 1),
         "longest_simulation_of_160_jobs_seconds": max(seconds),
     }
 
