@@ -64,7 +64,8 @@ class BenchJob:
     Attributes:
         system: One of ``SYSTEMS``.
         dataset: ``"zipf"`` (26 fields with the cardinalities of Criteo's, at most ``zipf_rows``), ``"zipf-even"`` (26
-            fields of ``zipf_rows`` rows: few ids repeat), or what ``train`` takes.
+            fields of ``zipf_rows`` rows: few ids repeat), ``"uniform"`` (those, all ids alike), or what ``train``
+            takes.
         batch_size: Samples per rank.
         width: Width of rows.
         hidden: Widths of the model's hidden layers.
@@ -112,10 +113,11 @@ class _PlainCollection(TieredEmbeddingBagCollection):
 
 def bench_data(job: BenchJob) -> ClickData:
     """Return the samples; synthetic ones are 16 global batches of four ranks."""
-    if job.dataset not in ("zipf", "zipf-even"):
+    if job.dataset not in ("zipf", "zipf-even", "uniform"):
         return load_clicks(job.dataset)
-    rows = [job.zipf_rows if job.dataset == "zipf-even" else min(job.zipf_rows, n) for n in CRITEO_CARDINALITIES]
-    return make_clicks(job.batch_size * 64, [FieldSpec(f"C{i + 1}", n, 1.05) for i, n in enumerate(rows)])
+    rows = [min(job.zipf_rows, n) if job.dataset == "zipf" else job.zipf_rows for n in CRITEO_CARDINALITIES]
+    exponent = 0.0 if job.dataset == "uniform" else 1.05
+    return make_clicks(job.batch_size * 64, [FieldSpec(f"C{i + 1}", n, exponent) for i, n in enumerate(rows)])
 
 
 class _GivenRows(nn.Module):

@@ -1,4 +1,4 @@
-"""The command line: ``recsys-embed stats | plan | explain | train | verify | bench | convert | debias``."""
+"""The command line: ``recsys-embed stats | calibrate | plan | explain | train | verify | bench | convert | debias``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib.util
 import itertools
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from core_kernels import launch
@@ -22,7 +22,7 @@ from recsys_embed.debias import DebiasJob, run_debias
 from recsys_embed.errors import RecsysEmbedError, input_error
 from recsys_embed.grid import GridJob, run_grid
 from recsys_embed.models import MODELS
-from recsys_embed.optimizers import OPTIMIZERS
+from recsys_embed.optimizers import OPTIMIZERS, make_optimizer
 from recsys_embed.plan import Plan
 from recsys_embed.profile import AccessStats
 from recsys_embed.training import TrainJob, load_clicks, make_plan, train_on_rank
@@ -46,6 +46,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     stats = cli.command("stats", _stats, "count accesses, show skew", "recsys-embed stats --dataset movielens")
     _add_data(stats)
     stats.add_argument("--out", metavar="FILE.npz", help="file to save the counts to")
+
+    calibrate = cli.command(
+        "calibrate",
+        _calibrate,
+        "measure what ids and rows take of the processor",
+        "recsys-embed calibrate --ranks 4 --out work.json",
+    )
+    calibrate.add_argument("--ranks", type=int, default=2, help="ranks on this machine")
+    calibrate.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="rowwise_adagrad", help="of the rows")
+    calibrate.add_argument("--out", metavar="FILE.json", help="file to save the costs to")
 
     plan = cli.command("plan", _plan, "choose the hot tier and say why", "recsys-embed plan --ranks 4 --out plan.json")
     _add_data(plan)
@@ -86,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     bench.add_argument("--hosts", default="4x1", help="HxR: hosts, and ranks on each")
     bench.add_argument("--rate", type=float, default=100.0, help="rate of each host's link, Mbit/s")
-    bench.add_argument("--dataset", default="zipf", help="zipf, zipf-even, or what train takes")
+    bench.add_argument("--dataset", default="zipf", help="zipf, zipf-even, uniform, or what train takes")
     bench.add_argument("--batch-size", type=int, default=512, help="samples per rank")
     bench.add_argument("--width", type=int, default=64, help="width of rows")
     bench.add_argument("--steps", type=int, default=12, help="steps to measure")
@@ -127,6 +137,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hot", default="auto", help="hot rows: auto, a number, or a fraction such as 0.01")
     parser.add_argument("--no-prefetch", action="store_true", help="fetch rows when they are needed")
     parser.add_argument("--interconnect", default="loopback-cpu", help="preset, or FILE.json of core-kernels calibrate")
+    parser.add_argument("--work", metavar="FILE.json", default="", help="costs of recsys-embed calibrate")
     parser.add_argument("--seed", type=int, default=0, help="of initial values and shuffling")
 
 
@@ -144,6 +155,7 @@ def _job(args: argparse.Namespace) -> TrainJob:
         getattr(args, "deterministic", False),
         args.interconnect,
         args.seed,
+        args.work,
     )
 
 
@@ -159,6 +171,22 @@ def _stats(args: argparse.Namespace) -> dict[str, Any]:
     result = stats.describe()
     table(f"accesses of {args.dataset}", ["measure", "value"], [(k, f"{v:.4g}") for k, v in result.items()])
     return result
+
+
+def _calibrate(args: argparse.Namespace) -> dict[str, Any]:
+    costs = launch.run_ranks(measure_costs, args.ranks, args.optimizer)[0]
+    if args.out:
+        costs.save(args.out)
+    cells = [
+        (name.replace("_", " "), value if name == "name" else f"{value:.3g}") for name, value in asdict(costs).items()
+    ]
+    table(f"processor seconds, {args.ranks} ranks", ["cause", "seconds"], cells)
+    return costs.to_dict()
+
+
+def measure_costs(group: Group, optimizer: str) -> WorkCosts:
+    """Measure the processors of the ranks. Collective."""
+    return WorkCosts.measure(group, make_optimizer(optimizer))
 
 
 def _plan(args: argparse.Namespace) -> dict[str, Any]:

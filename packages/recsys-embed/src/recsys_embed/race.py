@@ -1,8 +1,9 @@
 """Choosing the hot tier by trying: a few sizes take turns while training goes on, and the fastest stays.
 
 Moving rows between tiers changes no value, so the steps of a race are ordinary training steps and nothing is lost. The
-cost model says which sizes are worth a try: its best tier, neighbours by factors of two, and none. Sizes that paired
-intervals show to be slower than the leader drop out; the race ends when nothing is left to decide, at the latest after
+cost model says which sizes are worth a try: its best tier, the largest that it finds about as good, neighbours by
+factors of two, and none. Sizes that paired intervals show to be slower than the leader drop out, and round by round the
+field narrows to the two best and none; the race ends when nothing is left to decide, at the latest after
 ``rounds`` rounds or ``max_seconds``. A tie goes to no tier: another size stays only if it is faster by one per cent in
 the mean, and no more than two per cent slower at the far end of its interval. Where turns are too uneven to say that,
 the plan counts as a second witness: the mean of the turns and the prediction must both speak for a tier.
@@ -30,7 +31,8 @@ __all__ = ["RaceResult", "choose_runners", "race_tiers", "take_turn"]
 _MIN_GAIN, _MAX_LOSS = 0.01, 0.02
 _HOPELESS = (2.0, 1.5, 1.3)  # times the leader, after one, two and three rounds
 _MIN_ROUNDS = 4
-_OCTAVES = (-2, -1, 0, 1, 2)
+_MOST_TIERS = (6, 5, 3, 2)  # that go on after one, two, three and more rounds
+_ABOUT_AS_GOOD, _FACTOR, _APART, _LEAST_ROWS = 1.03, 2, 1.5, 8
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class RaceResult:
 
 
 def choose_runners(plan: Plan, worst: float = 1.5) -> list[int]:
-    """Return sizes worth a try: none, the plan's choice, its best tier, and that one's neighbours by factors of two.
+    """Return sizes worth a try: none, the choice, the best tier, the largest about as good, and neighbours of both.
 
     Args:
         plan: A plan with candidates, of :func:`recsys_embed.plan_tiers` with ``hot="auto"``.
@@ -63,11 +65,15 @@ def choose_runners(plan: Plan, worst: float = 1.5) -> list[int]:
     if not tiers:
         return sorted({0, plan.num_hot_rows})
     limit = worst * min(c.step_seconds for c in plan.candidates)
-    middle = min(tiers, key=lambda c: c.step_seconds).num_hot_rows
-    largest = max(c.num_hot_rows for c in tiers)
-    wanted = {size for octave in _OCTAVES if 1 <= (size := int(middle * 2.0**octave)) <= largest}
-    kept = {size for size in wanted if _predicted(tiers, size).step_seconds <= limit}
-    return sorted({0, plan.num_hot_rows} | kept)
+    best = min(tiers, key=lambda c: c.step_seconds)
+    top = max(c.num_hot_rows for c in tiers if c.step_seconds <= _ABOUT_AS_GOOD * best.step_seconds)
+    middle, largest = best.num_hot_rows, max(c.num_hot_rows for c in tiers)
+    kept = [plan.num_hot_rows] if plan.num_hot_rows else []
+    for size in (top, middle, top // _FACTOR, middle * _FACTOR, top // _FACTOR**2, middle // _FACTOR):
+        is_new = all(max(size, other) >= _APART * min(size, other) for other in kept)
+        if is_new and min(_LEAST_ROWS, largest) <= size <= largest and _predicted(tiers, size).step_seconds <= limit:
+            kept.append(size)
+    return sorted({0, *kept})
 
 
 def race_tiers(
@@ -127,14 +133,16 @@ def race_tiers(
 
 
 def _drop_losers(contest: Contest, alive: list[int]) -> list[int]:
-    """Return who goes on: no tier, and every size that is not known to be slower than the leader."""
-    leader, number, kept = contest.fastest(alive), len(contest.rounds), []
-    for size in alive:
-        behind = contest.ratio(size, leader, len(alive) - 1)
-        is_slower = behind.low > 1 if number >= _MIN_ROUNDS else behind.mean > _HOPELESS[number - 1]
-        if size == 0 or not is_slower:
-            kept.append(size)
-    return kept
+    """Return who goes on: no tier, and the best of the sizes that are not known to be slower than the leader."""
+    leader, number = contest.fastest(alive), len(contest.rounds)
+    behind = {size: contest.ratio(size, leader, len(alive) - 1) for size in alive if size}
+    kept = [
+        size
+        for size, ratio in behind.items()
+        if (ratio.low <= 1 if number >= _MIN_ROUNDS else ratio.mean <= _HOPELESS[number - 1])
+    ]
+    kept.sort(key=lambda size: behind[size].mean)
+    return [0, *sorted(kept[: _MOST_TIERS[min(number, len(_MOST_TIERS)) - 1]])]
 
 
 def _is_decided(contest: Contest, alive: list[int]) -> bool:

@@ -24,6 +24,7 @@ from recsys_embed.plan import Plan
 from recsys_embed.planner import plan_tiers
 from recsys_embed.prefetch import PrefetchPipeline
 from recsys_embed.profile import AccessStats
+from recsys_embed.work import WorkCosts
 
 __all__ = ["TrainJob", "area_under_curve", "load_clicks", "make_plan", "train_on_rank"]
 
@@ -45,6 +46,7 @@ class TrainJob:
         deterministic: Bitwise independent of everything above.
         interconnect: Path of a measured one, or name of a preset.
         seed: Of initial values and shuffling.
+        work: Path of measured :class:`recsys_embed.WorkCosts`; guessed from the interconnect when empty.
     """
 
     dataset: str = "movielens"
@@ -59,6 +61,7 @@ class TrainJob:
     deterministic: bool = False
     interconnect: str = "loopback-cpu"
     seed: int = 0
+    work: str = ""
 
 
 def load_clicks(dataset: str) -> ClickData:
@@ -103,7 +106,10 @@ def make_plan(job: TrainJob, data: ClickData, world_size: int) -> Plan:
     hot: Any = job.hot if job.hot == "auto" else float(job.hot) if "." in str(job.hot) else int(job.hot)
     optimizer = make_optimizer(job.optimizer, job.learning_rate)
     net = find_interconnect(job.interconnect)
-    return plan_tiers(stats, net, tables, world_size, job.batch_size, optimizer, hot=hot, prefetch=job.prefetch)
+    work = WorkCosts.load(job.work) if job.work else None
+    return plan_tiers(
+        stats, net, tables, world_size, job.batch_size, optimizer, hot=hot, prefetch=job.prefetch, work=work
+    )
 
 
 def train_on_rank(group: Group, job: TrainJob) -> dict[str, Any]:

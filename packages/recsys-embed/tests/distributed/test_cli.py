@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from recsys_embed import WorkCosts
 from recsys_embed.cli import main
 from recsys_embed.data import FieldSpec, make_clicks
 
@@ -31,6 +32,15 @@ def test_stats_plan_explain(dataset, capsys, tmp_path):
     assert (code, plan["world_size"], sum(map(len, plan["hot_rows"].values()))) == (0, 4, 5)
     assert main(["explain", path]) == 0
     assert "hot tier: 5 rows" in capsys.readouterr().out
+
+
+def test_plans_count_on_calibrated_work(dataset, capsys, tmp_path):
+    path = str(tmp_path / "work.json")
+    code, costs = run_json(capsys, "calibrate", "--ranks", "1", "--out", path)
+    assert (code, costs["ranks_per_core"] >= 1) == (0, True)
+    WorkCosts(per_row=1.0).save(path)
+    code, plan = run_json(capsys, "plan", "--dataset", dataset, "--batch-size", "50", "--work", path)
+    assert (code, sum(map(len, plan["hot_rows"].values()))) == (0, 100)
 
 
 def test_train_on_two_ranks_learns(dataset, capsys):
