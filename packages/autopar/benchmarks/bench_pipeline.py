@@ -1,6 +1,6 @@
 """How long planning pipelines takes, what pipelines gain, and that pipelines which run equal one device.
 
-    python packages/autopar/benchmarks/bench_pipeline.py                   # planning, GPT-3 included: about 4 minutes
+    python packages/autopar/benchmarks/bench_pipeline.py                   # planning; GPT-3 takes longer than 5 minutes
     python packages/autopar/benchmarks/bench_pipeline.py --part exact      # ranks on this machine: about 2 minutes
     python packages/autopar/benchmarks/bench_pipeline.py --part unlike     # unlike devices: seconds
 
