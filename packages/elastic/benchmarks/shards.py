@@ -9,6 +9,7 @@ step can be told even when a worker is killed right after the vote; a step done 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -75,6 +76,15 @@ def fork(folder: Path, worker: str, step_seconds: float) -> int:
         os._exit(code)
 
 
+def wait_for_commit(folder: Path, seconds: float = 60.0) -> None:
+    """Wait until the job runs."""
+    events, deadline = folder / "events.jsonl", time.monotonic() + seconds
+    while not (events.exists() and '"commit"' in events.read_text()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the job does not run after {seconds:g} s")
+        time.sleep(0.005)
+
+
 def steps_of(folder: Path) -> dict[int, list[dict[str, Any]]]:
     """Return the lines of each step that counted: those of the generation that did it last."""
     lines = [json.loads(line) for path in folder.glob("w*.jsonl") for line in path.read_text().splitlines()]
@@ -111,23 +121,25 @@ def run(rng: random.Random | None, step_seconds: float) -> tuple[dict[int, list[
             (folder / f"{number:02}.bin").write_bytes(records)
             begin += length
         pids = {"w0": fork(folder, "w0", step_seconds)}
-        controller = elastic_train.Controller(f"file://{folder}", "job")
+        wait_for_commit(folder)
         for index in range(rng.randint(4, 7) if rng else 0):
             assert rng is not None
             time.sleep(rng.uniform(0.0, 0.25))
-            members = [worker for worker in controller.status()["members"] if worker in pids]
+            # SQLite must not be open across a fork, so each look opens the store anew.
+            with contextlib.closing(elastic_train.Controller(f"file://{folder}", "job")) as controller:
+                members = [worker for worker in controller.status()["members"] if worker in pids]
             if len(members) > 1 and rng.random() < 0.5:
                 victim = rng.choice(members)
                 if rng.random() < 0.7:
                     os.kill(pids[victim], signal.SIGKILL)
                 else:
-                    controller.scale_in([victim])
+                    with contextlib.closing(elastic_train.Controller(f"file://{folder}", "job")) as controller:
+                        controller.scale_in([victim])
                 story.append(f"{victim} goes")
                 os.waitpid(pids.pop(victim), 0)
             elif len(members) < 5:
                 pids[f"w{index + 1}"] = fork(folder, f"w{index + 1}", step_seconds)
                 story.append(f"w{index + 1} comes")
-        controller.close()
         waiting, ended = dict(pids), float("inf")
         while waiting:
             for worker, pid in list(waiting.items()):
@@ -149,7 +161,7 @@ def main() -> dict[str, Any]:
     args = parser.parse_args()
     rng = random.Random(args.seed)
     quiet_steps = run(None, 0.0)[0]
-    quiet = [sum(entry["loss"] for entry in entries) for entries in quiet_steps.values()]
+    quiet = [float(sum(entry["loss"] for entry in entries)) for entries in quiet_steps.values()]
     assert faults_of(quiet_steps, None) == []
     runs = [run(rng, 0.02) for _ in range(args.histories)]
     result = {
