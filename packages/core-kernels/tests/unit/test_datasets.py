@@ -340,3 +340,13 @@ def test_sbm_without_edges_and_with_one_class():
 def test_bad_arguments_are_named(call, words):
     with pytest.raises(ArgumentError, match=words):
         call()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("edge_index.npy", b"\x93NUMPY"), ("meta.json", b"{"), ("meta.json", b"[]")]
+)
+def test_a_damaged_file_of_a_folder_is_named(tmp_path, name, content):
+    np.save(tmp_path / "edge_index.npy", np.array([[0, 1], [1, 0]]))
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ArgumentError, match=rf"{name}.*expected"):
+        datasets.npy_folder(tmp_path)

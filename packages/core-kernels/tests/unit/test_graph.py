@@ -232,3 +232,9 @@ def test_a_block_pickles_with_its_degrees_and_without_the_full_graph():
     assert torch.equal(copy.global_in_degrees, graph.in_degrees()[block.dst_ids])
     assert torch.equal(copy.global_out_degrees, graph.out_degrees()[block.src_ids])
     assert torch.equal(copy.global_source_in_degrees, graph.in_degrees()[block.src_ids])
+
+
+def test_a_bipartite_graph_has_no_symmetric_form():
+    bipartite = Graph(torch.tensor([0, 1, 2]), torch.tensor([4, 3]), 5)
+    with pytest.raises(ValueError, match=r"num_nodes=.*5, 2.*as many sources as destinations"):
+        bipartite.symmetrized()

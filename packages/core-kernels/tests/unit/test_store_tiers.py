@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from core_kernels.errors import CoreKernelsError
 from core_kernels.store import FeatureStore, NpyRows
 
 NUM_ROWS, WIDTH = 200_000, 64
@@ -141,3 +142,14 @@ def test_neighbours_share_system_calls(path, calls, step, num_calls):
     assert len(calls) == reader.num_calls == num_calls
     assert sum(calls) == reader.bytes_read
     assert sum(calls) <= (count * step if step < 1_000 else count) * ROW_BYTES
+
+
+def test_foreign_byte_order_and_a_closed_file_are_refused_in_words(tmp_path):
+    np.save(tmp_path / "swapped.npy", np.ones((3, 2), ">f4"))
+    with pytest.raises(ValueError, match=r"swapped.npy.*expected.*>f4; save"):
+        NpyRows(tmp_path / "swapped.npy")
+    np.save(tmp_path / "rows.npy", np.ones((3, 2), np.float32))
+    store = FeatureStore(tmp_path / "rows.npy")
+    store.close()
+    with pytest.raises(CoreKernelsError, match="was closed"):
+        store.gather(torch.tensor([1]))

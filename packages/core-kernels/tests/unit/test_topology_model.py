@@ -159,3 +159,17 @@ def test_drawing_names_every_node_and_pair():
     assert rows[0][4] == "NV1 24"
     one_way = _line(1e9)
     assert pair_table(one_way)[1][1] == ["b", "-", "X"]
+
+
+@pytest.mark.parametrize(
+    ("link", "shown"),
+    [
+        (Link(0, 1, "L", float("inf")), "bytes_per_second=inf"),
+        (Link(0, 1, "L", float("nan")), "bytes_per_second=nan"),
+        (Link(0, 1, "L", 1.0, float("inf")), "latency_seconds=inf"),
+        (Link(0.0, 1, "L", 1.0), "nodes 0.0 and 1"),  # pyright: ignore[reportArgumentType]
+    ],
+)
+def test_a_link_that_no_planner_could_reckon_with_is_refused(link, shown):
+    with pytest.raises(ValueError, match=rf"{shown}.*expected"):
+        Topology("t", (Node("a", "device"), Node("b", "device")), (link,))

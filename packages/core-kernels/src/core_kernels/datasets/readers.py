@@ -40,7 +40,7 @@ unpack the data set there
     """
     folder = Path(dir)
     meta_path = folder / "meta.json"
-    meta = json.loads(meta_path.read_text()) if meta_path.is_file() else {}
+    meta = _read_meta(meta_path)
     features = _read_npy(folder / "node_feat.npy", mmap)
     labels = _read_labels(folder / "node_label.npy")
     if (folder / "graph" / "graph.json").is_file():
@@ -92,7 +92,22 @@ def _read_npy(path: Path, mmap: bool) -> Tensor | None:
     if not path.is_file():
         return None
     mapped = mmap and path.stat().st_size > 1024  # an empty file cannot be mapped
-    return torch.from_numpy(np.load(path, mmap_mode="c" if mapped else None, allow_pickle=False))
+    try:
+        return torch.from_numpy(np.load(path, mmap_mode="c" if mapped else None, allow_pickle=False))
+    except (EOFError, TypeError, ValueError) as error:
+        raise argument_error("path", str(path), f"a whole .npy file of numbers ({error})", "save it again") from None
+
+
+def _read_meta(path: Path) -> dict:
+    if not path.is_file():
+        return {}
+    try:
+        meta = json.loads(path.read_text())
+    except ValueError as error:
+        raise argument_error("path", str(path), f"JSON ({error})", "write it again or remove it") from None
+    if not isinstance(meta, dict):
+        raise argument_error("path", str(path), f"a JSON object, found {meta!r}", "write it again or remove it")
+    return meta
 
 
 def _read_labels(path: Path) -> Tensor | None:

@@ -261,8 +261,8 @@ class Graph:
         >>> Graph.from_edge_index(torch.tensor([[0, 0, 1], [1, 1, 2]])).symmetrized().edge_index().tolist()
         [[1, 0, 2, 1], [0, 1, 1, 2]]
         """
-        indptr, indices = transform.symmetrize(self.indptr, self.indices)
-        return Graph(indptr, indices, self.num_nodes, validate=False)
+        num_nodes = self.num_nodes  # refuses a bipartite graph before a kernel would write past its rows
+        return Graph(*transform.symmetrize(self.indptr, self.indices), num_nodes, validate=False)
 
     def permute(self, perm: Tensor) -> Graph:
         """Return the graph with renumbered nodes; edge ids stay.

@@ -61,7 +61,11 @@ class NpyRows:
                 "path", str(path), f"a two-dimensional array in C order, found {shown}", "save array.copy(order='C')"
             )
         self.num_rows, self.num_columns = array.shape
-        self.dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        try:
+            self.dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        except (TypeError, ValueError):
+            expected = f"numbers of a type and byte order that torch has, found {array.dtype.str}"
+            raise argument_error("path", str(path), expected, "save array.astype(numpy.float32)") from None
         self.row_bytes = array.itemsize * self.num_columns
         self.bytes_read = self.num_calls = 0
         self._data_offset = array.offset
@@ -85,7 +89,10 @@ class NpyRows:
 
         Raises:
             ArgumentError: The rows are not distinct, ascending and in [0, num_rows).
+            CoreKernelsError: The file was closed.
         """
+        if self._file < 0:
+            raise CoreKernelsError(f"{self.path} was closed; expected an open file to read from; open it again")
         rows = check_ids("rows", rows, self.num_rows)
         if bool((rows.diff() <= 0).any()):
             raise argument_error("rows", rows.tolist(), "distinct ids in ascending order", "pass rows.unique()")

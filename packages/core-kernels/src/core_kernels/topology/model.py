@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import sha256
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -339,19 +340,21 @@ def _check(topology: Topology) -> None:
         twice = next(name for name in names if names.count(name) > 1)
         raise TopologyError(f"two nodes are named {twice!r}; expected unique names; rename one")
     for index, link in enumerate(topology.links):
-        if not (0 <= link.source < len(kinds) and 0 <= link.target < len(kinds)) or link.source == link.target:
+        is_whole = isinstance(link.source, int) and isinstance(link.target, int)
+        ends_exist = is_whole and 0 <= link.source < len(kinds) and 0 <= link.target < len(kinds)
+        if not ends_exist or link.source == link.target:
             raise TopologyError(
                 f"link {index} joins nodes {link.source} and {link.target}; expected two different nodes below "
                 f"{len(kinds)}; correct its ends"
             )
-        if not link.bytes_per_second > 0 or not link.latency_seconds >= 0:
+        if not 0 < link.bytes_per_second < inf or not 0 <= link.latency_seconds < inf:
             raise TopologyError(
                 f"link {index} has bytes_per_second={link.bytes_per_second} and latency_seconds={link.latency_seconds};"
-                " expected above 0 and at least 0; remove a dead link instead of giving it no bandwidth"
+                " expected above 0 and at least 0, both finite; remove a dead link instead of giving it no bandwidth"
             )
     for group in topology.groups:
-        if not group.bytes_per_second > 0 or any(not 0 <= k < len(topology.links) for k in group.links):
+        if not 0 < group.bytes_per_second < inf or any(not 0 <= k < len(topology.links) for k in group.links):
             raise TopologyError(
-                f"group {group.name!r} is not valid: expected bytes_per_second above 0 and link indices below "
+                f"group {group.name!r} is not valid: expected finite bytes_per_second above 0 and link indices below "
                 f"{len(topology.links)}; correct it"
             )
