@@ -131,8 +131,17 @@ class Communicator:
         Returns:
             This rank's rows: own ones, and with replication its copies.
 
+        Raises:
+            GnnCommArgumentError: The data have another number of rows than the graph, or ``src`` is no rank.
+
         Collective: with ``src``.
         """
+        if src is not None and not 0 <= src < self.group.size:
+            raise GnnCommArgumentError(
+                f"src={src}: expected a rank below {self.group.size}; pass the rank that holds the data"
+            )
+        if src in (None, self.rank):
+            self._check_table(data)
         ids = self._input_ids(own_only)
         if src is None or self.group.size == 1:
             return _take(data, ids).to(self.group.device)
@@ -149,6 +158,16 @@ class Communicator:
         receive = [len(ids) if peer == src else 0 for peer in range(self.group.size)]
         return self.group.all_to_all_v(rows, send, receive, "gnn_comm.dispatch")[0]
 
+    def _check_table(self, data: Any) -> None:
+        """Refuse data of another graph: rows beyond the last would be left out without a word."""
+        num_nodes, shape = int(self.plan.offsets[-1]), getattr(data, "shape", None)
+        if not shape or shape[0] != num_nodes:
+            shown = f"a {type(data).__name__}" if shape is None else f"of shape {tuple(shape)}"
+            raise GnnCommArgumentError(
+                f"data is {shown}; expected a tensor or array of {num_nodes} rows, one per vertex of the graph; "
+                "pass the data of this graph"
+            )
+
     def _input_ids(self, own_only: bool) -> Tensor:
         if self.layout.is_replicated and not own_only:
             return torch.cat([self.local_ids, self.remote_ids])
@@ -157,8 +176,16 @@ class Communicator:
     def collect(self, x_local: Tensor) -> Tensor:
         """Return the own rows of all ranks in the user's numbering, on every rank.
 
+        Args:
+            x_local: The own rows, or any rows that begin with them, as a gather or dispatch returns.
+
         Collective: all ranks.
         """
+        if x_local.dim() == 0 or x_local.shape[0] < self.num_local:
+            raise GnnCommArgumentError(
+                f"x_local has shape {tuple(x_local.shape)} on rank {self.rank}; expected at least its "
+                f"{self.num_local} own rows; pass a layer's output"
+            )
         rows, _ = self.group.all_gather_v(x_local[: self.num_local].detach(), "gnn_comm.collect")
         result = torch.empty_like(rows)
         result[self.plan._attached("collect").book.perm.to(rows.device)] = rows

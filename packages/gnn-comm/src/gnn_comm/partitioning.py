@@ -106,6 +106,7 @@ class Partition:
         self.book.save(folder / "book")
         self.graph.save(folder / "graph")
         header = {"graph_fingerprint": self.graph_fingerprint, "method": self.method}
+        header["stored_fingerprint"] = self.graph.fingerprint()
         (folder / "communication.json").write_text(json.dumps(header) + "\n")
 
     @classmethod
@@ -123,6 +124,8 @@ class Partition:
             book, graph = PartitionBook.load(folder / "book"), Graph.load(folder / "graph")
             if int(book.offsets[-1]) != graph.num_nodes:
                 raise ValueError(f"the book has {int(book.offsets[-1])} nodes, the graph {graph.num_nodes}")
+            if graph.fingerprint() != header["stored_fingerprint"]:  # no plan would notice edges inside a part
+                raise ValueError("the graph was changed since it was saved")
             return cls(book, graph, str(header["graph_fingerprint"]), str(header["method"]))
         except Exception as error:  # damaged files fail in as many ways as there are readers
             raise PlanMismatchError(
@@ -152,7 +155,7 @@ def partition(
         The partition.
 
     Raises:
-        GnnCommArgumentError: The method is unknown.
+        GnnCommArgumentError: The method is unknown, the seed negative, or parts do not go with the method.
 
     >>> ring = Graph.from_edge_index(torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), 4)
     >>> found = partition(ring, Topology.preset("hosts2"), method="given", parts=[0, 0, 1, 1])
@@ -161,12 +164,22 @@ def partition(
     """
     if method not in METHODS:
         raise GnnCommArgumentError(f"method={method!r} is not known; expected one of {METHODS}; choose one")
+    if (parts is not None) != (method == "given"):
+        raise GnnCommArgumentError(
+            f"method={method!r} {'without' if parts is None else 'with'} parts: expected parts with method='given' and "
+            "with no other; pass both or neither"
+        )
+    if not 0 <= seed < 2**31:
+        raise GnnCommArgumentError(f"seed={seed} is not valid; expected a number in [0, {2**31}); pass such as 0")
     num_parts = topology.num_devices
     if method == "hierarchical":
         parts_found = torch.from_numpy(_split_hierarchically(graph, topology, seed))
         book = partition_graph(graph, num_parts, "given", parts=parts_found)
     elif method == "given":
-        book = partition_graph(graph, num_parts, "given", parts=torch.as_tensor(parts, dtype=torch.int64))
+        given = torch.as_tensor(parts)
+        if not (given.is_floating_point() or given.is_complex()) or given.numel() == 0:
+            given = given.long()  # anything else is refused below: a rounded part would be a wrong one
+        book = partition_graph(graph, num_parts, "given", parts=given)
     else:
         book = partition_graph(graph, num_parts, method, seed=seed)
     return Partition(book, book.reorder(graph), graph.fingerprint(), method)

@@ -77,6 +77,8 @@ def plan(
     for name, value in (("width", width), ("num_stages", num_stages)):
         if value is not None and value < 1:
             raise GnnCommArgumentError(f"{name}={value} is not valid; expected at least 1; raise it")
+    if seed < 0:
+        raise GnnCommArgumentError(f"seed={seed} is not valid; expected at least 0; pass such as 0")
     _check_topology(partition, topology)
     start = time.perf_counter()
     row_bytes = row_bytes_of(width, dtype)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,10 @@ class TrainSettings:
         for name in ("hidden", "num_layers", "num_epochs"):
             if getattr(self, name) < 1:
                 raise GnnCommArgumentError(f"{name}={getattr(self, name)} is not valid; expected at least 1; raise it")
+        if self.dtype not in ("float32", "float64"):
+            raise GnnCommArgumentError(f"dtype={self.dtype!r}: expected 'float32' or 'float64'; choose one of them")
+        if not 0 < self.learning_rate < inf:
+            raise GnnCommArgumentError(f"learning_rate={self.learning_rate}: expected above 0; pass such as 0.01")
 
     def build(self, data: GraphData) -> FullGraphModel:
         """Build the model with the parameters this seed gives on every rank."""
@@ -118,8 +123,12 @@ def train(communicator: Communicator, data: GraphData, settings: TrainSettings) 
     Returns:
         The same result on every rank.
 
+    Raises:
+        GnnCommArgumentError: The data lack features, labels or a mask.
+
     Collective: all ranks.
     """
+    _check_complete(data, ("features", "labels", "train_mask", "test_mask"))
     group, dtype = communicator.group, getattr(torch, settings.dtype)
     model = settings.build(data).to(group.device)
     x = communicator.dispatch(data.features).to(dtype)
@@ -156,13 +165,11 @@ def train(communicator: Communicator, data: GraphData, settings: TrainSettings) 
 
 def train_alone(graph: Graph, data: GraphData, settings: TrainSettings) -> tuple[list[float], list[Tensor]]:
     """Train in one process without any exchange; return losses and the gradients of the last epoch."""
+    _check_complete(data, ("features", "labels", "train_mask"))
     model, dtype = settings.build(data), getattr(torch, settings.dtype)
     features, labels, mask = data.features, data.labels, data.train_mask
-    if features is None or labels is None or mask is None:
-        missing = [name for name in ("features", "labels", "train_mask") if getattr(data, name) is None]
-        raise GnnCommArgumentError(
-            f"data set {data.name!r} has no {', no '.join(missing)}; expected all three to train on; complete it"
-        )
+    assert labels is not None  # both were checked above
+    assert mask is not None
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
     num_train, losses = max(int(mask.sum()), 1), []
     for _ in range(settings.num_epochs):
@@ -173,6 +180,15 @@ def train_alone(graph: Graph, data: GraphData, settings: TrainSettings) -> tuple
         optimizer.step()
         losses.append(loss.item())
     return losses, [p.grad.clone() for p in model.parameters()]
+
+
+def _check_complete(data: GraphData, needed: tuple[str, ...]) -> None:
+    missing = [name for name in needed if getattr(data, name) is None]
+    if missing:
+        raise GnnCommArgumentError(
+            f"data set {data.name!r} has no {', no '.join(missing)}; expected {', '.join(needed)} to train on; "
+            "complete it"
+        )
 
 
 def train_rank(group: Group, folder: str, plan_path: str, data: GraphData, settings: TrainSettings) -> TrainResult:
