@@ -305,7 +305,7 @@ def _predict(
         schedule.counted_messages(),
         binding,
         update_bytes(graph.optimizer, largest),
-        min(saved + working, schedule.backward_bytes(kept, space.cluster)),
+        min(saved + working, schedule.backward_bytes(kept.tolist(), space.cluster)),
     )
 
 

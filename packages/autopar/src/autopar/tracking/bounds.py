@@ -56,7 +56,7 @@ class Bounds:
     def useful_choices(self, node: int) -> np.ndarray:
         """Return bool [choices]: whether an assignment that nobody beats may make the choice."""
         excess = self.marginals[node] - self.least
-        return (excess[:, None, :] <= self.limits[None]).all(-1).any(1)
+        return np.any(np.all(excess[:, None, :] <= self.limits[None], axis=-1), axis=1)
 
     def of_table(self, node: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return (least of the rest [cells, W], weights, limits) for the table that is left when a node is eliminated.

@@ -91,25 +91,25 @@ class _Pruning:
         own = self.left[node]
         costs = self.nodes[node][own]
         margin = costs[:, None, :] - costs[None, :, :]
-        possible = (costs < FORBIDDEN).all(-1)
+        possible: np.ndarray = np.all(costs < FORBIDDEN, axis=-1)
         for other, edge in self.around[node]:
             key = (id(edge), own.tobytes(), self.left[other].tobytes())
             if key not in self._least:
                 self._least[key] = _least_differences(edge[own][:, self.left[other]])
             margin = np.clip(margin + self._least[key], -FORBIDDEN, FORBIDDEN)
-            possible &= (edge[own][:, self.left[other]] < FORBIDDEN).all(-1).any(1)
+            possible &= np.any(np.all(edge[own][:, self.left[other]] < FORBIDDEN, axis=-1), axis=1)
         if not possible.any():
             return own[:1]
-        beaten = (margin >= 0).all(-1)  # [a, b]: b is not worse than a
+        beaten: np.ndarray = np.all(margin >= 0, axis=-1)  # [a, b]: b is not worse than a
         equal = beaten & beaten.T
         earlier = np.arange(len(own))[None, :] < np.arange(len(own))[:, None]
         beaten &= possible[None, :] & (~equal | earlier)
-        return own[possible & ~beaten.any(1)]
+        return own[possible & ~np.any(beaten, axis=1)]
 
 
 def _least_differences(edge: np.ndarray) -> np.ndarray:
     """Return [a, b, 2]: the least that a costs more than b over the neighbour's choices; see the module."""
-    forbidden = (edge >= FORBIDDEN).any(-1)
+    forbidden: np.ndarray = np.any(edge >= FORBIDDEN, axis=-1)
     difference = edge[:, None] - edge[None, :]
     # What a must not meet decides nothing against it.
     difference[forbidden[:, None] & np.ones_like(forbidden)[None, :]] = FORBIDDEN
