@@ -66,7 +66,10 @@ def _add(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _wait(job: LocalJob) -> dict[str, Any]:
-    codes = job.wait()
+    from elastic_train.launchers.signals import passing_on_sigterm
+
+    with passing_on_sigterm(job):
+        codes = job.wait()
     if any(codes.values()):
         raise CheckFailedError(f"workers ended with {codes}", {"exit_codes": codes})
     return {"exit_codes": codes}
@@ -181,7 +184,10 @@ def _add_control(cli: CommandLine) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    return _command_line().run(argv)
+    from elastic_train.launchers.signals import ending_on_sigterm
+
+    with ending_on_sigterm():
+        return _command_line().run(argv)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -60,3 +65,33 @@ def test_wrong_input_is_named(tmp_path, monkeypatch):
     with pytest.raises(JobStateError, match="expected at most 2"):
         LocalJob(["none.py"], tmp_path, max_workers=2).scale_out(3)
     assert main(["run", "--workers", "two", "none.py"]) == 2
+
+
+def is_running(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("heeds", [True, False], ids=["heeds", "ignores"])
+def test_a_terminated_command_leaves_no_worker_behind(tmp_path, heeds):
+    script, pids = tmp_path / "script.py", tmp_path / "pids"
+    ignore = "" if heeds else "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    script.write_text(
+        f"import os, signal, time\n{ignore}open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\ntime.sleep(600)\n"
+    )
+    command = [sys.executable, "-m", "elastic_train", "run", "--workers", "2:2", "--folder", str(tmp_path), str(script)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            while not pids.exists() or len(pids.read_text().splitlines()) < 2:
+                assert process.poll() is None
+                time.sleep(0.05)
+            workers = [int(line) for line in pids.read_text().splitlines()]
+            while any(map(is_running, workers)):  # the first asks the workers, the next ends the command
+                process.send_signal(signal.SIGTERM)
+                time.sleep(0.5)
+            assert process.wait() != 0
+        finally:
+            process.kill()
