@@ -16,6 +16,7 @@ every sample must have counted once; and generations must form one line.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -31,6 +32,7 @@ import forked
 
 import elastic_train
 from elastic_train.events import read_events
+from elastic_train.launchers.signals import ending_on_sigterm
 from elastic_train.stores import StoreServer
 
 LEASE_SECONDS = 1.0
@@ -83,37 +85,39 @@ def die_in_all_reduce(folder: Path, worker: str, step: int, share: float, only: 
     return prepare
 
 
-def try_kill(rng: random.Random, folder: Path, kind: str, trial: int) -> tuple[list[int], Any]:
+def try_kill(rng: random.Random, folder: Path, kind: str, trial: int, stack: contextlib.ExitStack) -> list[int]:
     """Start a job one of whose workers kills itself; returns process ids."""
     only = "leader" if kind == "leader" or trial % 2 else rng.choice(["w0", "w1", "w2"])
     step, share, pids = rng.randint(4, 40), rng.uniform(0, 1), []
     for worker in ("w0", "w1", "w2"):
         prepare = die_in_all_reduce(folder, worker, step, share, only)
-        pids.append(
-            forked.fork(
-                folder, worker, forked.Settings(3, width=4096, prepare=prepare, lease_seconds=5 * LEASE_SECONDS)
-            )
-        )
-    return pids, lambda: None
+        settings = forked.Settings(3, width=4096, prepare=prepare, lease_seconds=5 * LEASE_SECONDS)
+        pids.append(forked.fork(folder, worker, settings))
+        stack.callback(end, pids[-1])
+    return pids
 
 
-def try_pause(rng: random.Random, folder: Path, kind: str, trial: int) -> tuple[list[int], Any]:
+def try_pause(rng: random.Random, folder: Path, kind: str, trial: int, stack: contextlib.ExitStack) -> list[int]:
     """Start a job and stop one of its workers."""
     settings = forked.Settings(3, 0.004, lease_seconds=LEASE_SECONDS)
     pids = {f"w{i}": forked.fork(folder, f"w{i}", settings) for i in range(3)}
+    for pid in pids.values():
+        stack.callback(end, pid)
     forked.wait_for_event(folder, "commit")
     time.sleep(rng.uniform(0, 0.15))
     leader = next(e["worker"] for e in read_events(folder / "events.jsonl") if e["event"] == "leader")
     victim = leader if trial % 2 else rng.choice([w for w in pids if w != leader])
     (folder / "struck").write_text(json.dumps({"worker": victim, "at": time.time()}))
     os.kill(pids[victim], signal.SIGSTOP)
-    return list(pids.values()), lambda: None
+    return list(pids.values())
 
 
-def try_partition(rng: random.Random, folder: Path, kind: str, trial: int) -> tuple[list[int], Any]:
+def try_partition(rng: random.Random, folder: Path, kind: str, trial: int, stack: contextlib.ExitStack) -> list[int]:
     """Start a job over network namespaces and take one worker's link down."""
     network = Namespaces(3)
+    stack.callback(network.close)
     server = StoreServer("secret", network.gateway)
+    stack.callback(server.close)
     pids = {}
     for index in range(3):
         settings = forked.Settings(
@@ -130,18 +134,20 @@ def try_partition(rng: random.Random, folder: Path, kind: str, trial: int) -> tu
             pid = forked.fork(folder, f"w{index}", settings)
             os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF)
         pids[f"w{index}"] = pid
+        stack.callback(end, pid)
     forked.wait_for_event(folder, "commit")
     time.sleep(rng.uniform(0, 0.15))
     leader = next(e["worker"] for e in read_events(folder / "events.jsonl") if e["event"] == "leader")
     victim = leader if trial % 2 else rng.choice([w for w in pids if w != leader])
     (folder / "struck").write_text(json.dumps({"worker": victim, "at": time.time()}))
     network.cut(int(victim[1:]))
+    return list(pids.values())
 
-    def clean() -> None:
-        server.close()
-        network.close()
 
-    return list(pids.values()), clean
+def end(pid: int) -> None:
+    """Kill a worker that still runs, because the trial was cut short."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 class Namespaces:
@@ -218,10 +224,9 @@ def run(kind: str, num_trials: int, seed: int, limit_seconds: float) -> dict[str
         num_done += 1
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            pids, clean = start(rng, folder, kind, trial)
-            for pid in pids:
-                os.waitpid(pid, 0)
-            clean()
+            with contextlib.ExitStack() as stack:
+                for pid in start(rng, folder, kind, trial, stack):
+                    os.waitpid(pid, 0)
             if not (folder / "struck").exists() or len(forked.read(folder)[1]) == 3:
                 num_missed += 1  # it had just ended
                 continue
@@ -249,7 +254,8 @@ if __name__ == "__main__":
     parser.add_argument("--json", metavar="FILE", type=Path)
     args = parser.parse_args()
     forked.warm_up()
-    result = run(args.kind, args.trials, args.seed, args.limit_seconds)
+    with ending_on_sigterm():
+        result = run(args.kind, args.trials, args.seed, args.limit_seconds)
     print(json.dumps(result, indent=1))
     if args.json:
         args.json.write_text(json.dumps(result, indent=1))
