@@ -86,23 +86,6 @@ def test_all_to_all_v(pool, size):
         assert pool.run(check_all_to_all, size, torch.float32, width)[0]
 
 
-def check_large_blocks(world, seed):
-    """Exchange blocks of 0, few and many rows, twice at once; large ones travel as messages of their own."""
-    size, columns = world.size, 64
-    counts = torch.tensor([0, 3, 2000])[
-        torch.randint(0, 3, (size, size), generator=torch.Generator().manual_seed(seed))
-    ].tolist()
-    inputs = [torch.rand(sum(row), columns, generator=torch.Generator().manual_seed(r)) for r, row in enumerate(counts)]
-    blocks = [inputs[source].split(counts[source])[world.rank] for source in range(size)]
-    receive = [counts[source][world.rank] for source in range(size)]
-    handles = [world.all_to_all_v(inputs[world.rank], counts[world.rank], receive, async_op=True) for _ in range(2)]
-    return all(torch.equal(handle.wait()[0], torch.cat(blocks)) for handle in handles)
-
-
-def test_large_and_small_blocks_arrive_in_place(pool):
-    assert all(all(pool.run(check_large_blocks, seed)) for seed in range(5))
-
-
 def check_gather_and_scatter(world, size, dtype):
     group = group_of(world, size)
     if group is None:

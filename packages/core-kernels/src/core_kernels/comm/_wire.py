@@ -5,9 +5,7 @@ the process group object itself, not the functions of ``torch.distributed``, so 
 works too.
 
 Backend facts relied on: gloo has uneven ``alltoall_base`` but no uneven all-gather, and no 16-bit integers or booleans
-in reductions; on NCCL, sends and receives must be posted as one group or they can deadlock. In gloo's ``alltoall_base``
-large blocks pile up at one receiver after the other: over shaped links of 100 Mbit/s it takes 1.6 times as long as
-the bytes need, single messages in shifted order 1.2 times. Small blocks travel faster through ``alltoall_base``.
+in reductions; on NCCL, sends and receives must be posted as one group or they can deadlock.
 """
 
 from __future__ import annotations
@@ -27,9 +25,6 @@ __all__ = ["Wire"]
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 _GLOO_REDUCES = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32}
 _GLOO_REDUCES |= {torch.int64, torch.complex64, torch.complex128}
-
-_LARGE_BYTES = 1 << 17
-"""Blocks from here on are sent as single messages over gloo; both ends know the size, so they agree."""
 
 _open: weakref.WeakSet[Wire] = weakref.WeakSet()
 
@@ -77,30 +72,7 @@ class Wire:
 
     def all_to_all(self, out: Tensor, x: Tensor, receive_counts: list[int], send_counts: list[int]) -> list[Any]:
         """Send ``send_counts[p]`` rows of ``x`` to rank ``p`` and receive into ``out``, in rank order."""
-        largest = max(count for counts in (receive_counts, send_counts) for count in self._of_others(counts))
-        if self.is_nccl or largest * x.shape[1] < _LARGE_BYTES:
-            return [self.process_group.alltoall_base(out, x, receive_counts, send_counts)]
-        blocks, places = x.split(send_counts), out.split(receive_counts)
-        small, awaited = self._small(blocks), self._small(places)
-        packed = torch.cat([block for block, is_small in zip(blocks, small, strict=True) if is_small])
-        arriving = [place for place, is_small in zip(places, awaited, strict=True) if is_small]
-        unpacked = out.new_empty(sum(map(len, arriving)), out.shape[1])
-        splits = [
-            [len(block) if is_small else 0 for block, is_small in zip(*pair, strict=True)]
-            for pair in ((places, awaited), (blocks, small))
-        ]
-        work = self.process_group.alltoall_base(unpacked, packed, *splits)
-        turns = [(self.rank + shift) % self.size for shift in range(1, self.size)]
-        sends = [(peer, blocks[peer]) for peer in turns if not small[peer]]
-        receives = [(peer, places[peer]) for peer in reversed(turns) if not awaited[peer]]
-        return [*self._post(sends, receives), _Unpacked(work, unpacked, arriving)]
-
-    def _of_others(self, counts: list[int]) -> list[int]:
-        return counts[: self.rank] + counts[self.rank + 1 :]
-
-    def _small(self, blocks: Sequence[Tensor]) -> list[bool]:
-        """Return for every rank's block whether it goes through ``alltoall_base``; this rank's own always does."""
-        return [rank == self.rank or block.numel() < _LARGE_BYTES for rank, block in enumerate(blocks)]
+        return [self.process_group.alltoall_base(out, x, receive_counts, send_counts)]
 
     def all_gather(self, out: Tensor, x: Tensor) -> list[Any]:
         """Concatenate equally large ``x`` of all ranks into ``out``."""
@@ -141,20 +113,3 @@ class Wire:
             works.append(self.process_group.send([buffer], peer, self._num_sent[peer]))
             self._num_sent[peer] = (self._num_sent[peer] + 1) % 2**20
         return works
-
-
-class _Unpacked:
-    """A work after which received blocks are copied to where they belong."""
-
-    def __init__(self, work: Any, packed: Tensor, places: Sequence[Tensor]):
-        self._work, self._packed, self._places = work, packed, places
-
-    def is_completed(self) -> bool:
-        """Whether the bytes are here."""
-        return self._work.is_completed()
-
-    def wait(self, timeout: timedelta) -> None:
-        """Wait for the bytes and copy them."""
-        self._work.wait(timeout)
-        for place, block in zip(self._places, self._packed.split([len(place) for place in self._places]), strict=True):
-            place.copy_(block)
