@@ -72,14 +72,25 @@ def apply(
             "many ranks, or choose a plan for this many"
         )
     parallel = ParallelModule(model, plan, graph, group, seed)
-    if verify and group.size > 1:
-        sums = [float(p.detach().double().sum()) for p in model.parameters()]
-        if len(set(map(str, group.all_gather_object((plan.fingerprint, sums))))) > 1:
-            raise PlanMismatchError(
-                "ranks hold different plans or parameter values; expected the same on all; seed every rank alike, or "
-                "broadcast the plan and the parameters from one rank"
-            )
+    if verify:
+        check_ranks_agree(group, plan.fingerprint, model)
     return parallel
+
+
+def check_ranks_agree(group: Group, fingerprint: str, model: nn.Module) -> None:
+    """Check that all ranks hold one plan and the same parameter values.
+
+    Raises:
+        PlanMismatchError: They do not.
+    """
+    if group.size == 1:
+        return
+    sums = [float(p.detach().double().sum()) for p in model.parameters()]
+    if len(set(map(str, group.all_gather_object((fingerprint, sums))))) > 1:
+        raise PlanMismatchError(
+            "ranks hold different plans or parameter values; expected the same on all; seed every rank alike, or "
+            "broadcast the plan and the parameters from one rank"
+        )
 
 
 class ParallelModule(nn.Module):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar.errors import PlanMismatchError
-from autopar.execution import _register
+from autopar.execution import _register, check_ranks_agree
 from autopar.graph import Graph
 from autopar.local_operators import LocalContext, run_operator
 from autopar.pipeline.microbatches import MicroBatches, cut_batch
@@ -73,13 +73,8 @@ def apply(
             f"ranks, or search with num_stages={group.size}"
         )
     pipeline = PipelineModule(model, plan, graph, group, seed)
-    if verify and group.size > 1:
-        sums = [float(p.detach().double().sum()) for p in model.parameters()]
-        if len(set(map(str, group.all_gather_object((plan.fingerprint, sums))))) > 1:
-            raise PlanMismatchError(
-                "ranks hold different plans or parameter values; expected the same on all; seed every rank alike, or "
-                "broadcast the plan and the parameters from one rank"
-            )
+    if verify:
+        check_ranks_agree(group, plan.fingerprint, model)
     return pipeline
 
 
