@@ -43,6 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         __version__,
         (RecsysEmbedError, launch.RankFailedError),
     )
+    _add_planning(cli)
+    _add_training(cli)
+    _add_tools(cli)
+    return cli.run(argv)
+
+
+def _add_planning(cli: CommandLine) -> None:
+    """Add `stats`, `calibrate`, `plan` and `explain`: what is known before training."""
     stats = cli.command("stats", _stats, "count accesses, show skew", "recsys-embed stats --dataset movielens")
     _add_data(stats)
     stats.add_argument("--out", metavar="FILE.npz", help="file to save the counts to")
@@ -65,6 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     explain = cli.command("explain", _explain, "explain a saved plan", "recsys-embed explain plan.json")
     explain.add_argument("plan", metavar="FILE", help="a plan saved by recsys-embed plan --out")
 
+
+def _add_training(cli: CommandLine) -> None:
+    """Add `train`, `verify` and `bench`: what runs ranks."""
     train = cli.command(
         "train",
         _train,
@@ -104,6 +115,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     bench.add_argument("--systems", default=",".join(SYSTEMS), help="systems, comma-separated")
     bench.add_argument("--hot", default="auto", help="hot rows, or auto")
 
+
+def _add_tools(cli: CommandLine) -> None:
+    """Add `convert` and `debias`."""
     convert = cli.command(
         "convert", _convert, "number ids and write arrays", "recsys-embed convert criteo train.txt out --min-count 3"
     )
@@ -119,7 +133,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     debias.add_argument("--backbone", choices=("bprmf", "lightgcn"), default="bprmf", help="backbone")
     debias.add_argument("--epochs", type=int, default=30, help="passes over the interactions")
     debias.add_argument("--seed", type=int, default=0, help="of split, values and negatives")
-    return cli.run(argv)
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
