@@ -2,7 +2,7 @@
 
 A command is a function from parsed arguments to a JSON-able dict. It shows its result for people through :func:`table`
 and :func:`progress`; when ``--json`` is given, the dict goes to the file named (or to standard output, and then nothing
-else does). Exit codes: 0 success, 1 a check failed, 2 wrong input.
+else does). Exit codes: 0 success, 1 a check failed, 2 wrong input, 130 interrupted.
 
 Callers may not assume that standard output is a terminal: without one, progress bars print nothing.
 """
@@ -108,6 +108,9 @@ class CommandLine:
         except self._errors as error:
             print(f"error: {_one_line(error)}", file=sys.stderr)
             return 2
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130  # as shells report a program that an interrupt ended
         finally:
             _quiet = False
         return 0

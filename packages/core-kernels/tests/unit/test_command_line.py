@@ -7,6 +7,7 @@ import json
 import pytest
 
 from core_kernels.cli import main
+from core_kernels.console import CommandLine
 
 
 @pytest.mark.parametrize(
@@ -51,3 +52,13 @@ def test_help_shows_examples(command, capsys):
 def test_json_alone_goes_to_standard_output(capsys):
     assert main(["doctor", "--json"]) == 0
     assert "libraries" in json.loads(capsys.readouterr().out)
+
+
+def test_an_interrupt_ends_without_a_traceback(capsys):
+    def stop(args):
+        raise KeyboardInterrupt
+
+    cli = CommandLine("demo", "Stops.", "1.0")
+    cli.command("stop", stop, "stop", "demo stop")
+    assert cli.run(["stop"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"

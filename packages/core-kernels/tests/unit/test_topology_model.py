@@ -134,6 +134,7 @@ def test_auto_without_driver_measures_the_processors(monkeypatch):
         (lambda d: d["links"][0].update(bytes_per_second=0), "bytes_per_second=0"),
         (lambda d: d["links"][0].update(target=99), "joins nodes"),
         (lambda d: d["nodes"][0].update(kind="toaster"), "toaster"),
+        (lambda d: d["nodes"][0].update(host=None), "host None"),
         (lambda d: d["nodes"][1].update(name=d["nodes"][0]["name"]), "two nodes"),
         (lambda d: d["nodes"].reverse(), "first nodes"),
         (lambda d: d.update(version=99), "version 99"),

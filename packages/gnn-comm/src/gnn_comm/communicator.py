@@ -197,7 +197,7 @@ class Communicator:
         """Return own and remote rows.
 
         Args:
-            x_local: ``[num_local, ...]``, any dtype.
+            x_local: ``[num_local, ...]``, any dtype; a real one where a gradient is required.
 
         Returns:
             ``[num_rows, ...]``. Gradients of remote rows travel back to their owners and are summed there, in an order
@@ -214,6 +214,12 @@ class Communicator:
             raise GnnCommArgumentError(
                 f"x_local has shape {tuple(x_local.shape)} on rank {self.rank}; expected {expected} rows, one per row "
                 "dispatch() returns; pass its result or a layer's output"
+            )
+        if x_local.requires_grad and x_local.is_complex():
+            # refused on every rank: summing gradients would only fail where there are any to sum
+            raise GnnCommArgumentError(
+                f"x_local is {x_local.dtype} and requires a gradient on rank {self.rank}; expected real numbers, whose "
+                "gradients the exchange can sum; use torch.view_as_real(x)"
             )
         return GatherHandle(self, x_local)
 

@@ -76,7 +76,12 @@ def _completed(data: GraphData, num_features: int, seed: int) -> GraphData:
 
 def grid(side: int) -> Graph:
     """Build a square grid with edges both ways."""
-    vertex = torch.arange(side * side).view(side, side)
+    try:
+        vertex = torch.arange(side * side).view(side, side)
+    except RuntimeError as error:
+        raise GnnCommArgumentError(
+            f"side={side} makes {side * side} nodes; expected a grid that fits into memory; choose a smaller one"
+        ) from error
     right = torch.stack([vertex[:, :-1].flatten(), vertex[:, 1:].flatten()])
     down = torch.stack([vertex[:-1].flatten(), vertex[1:].flatten()])
     one_way = torch.cat([right, down], dim=1)

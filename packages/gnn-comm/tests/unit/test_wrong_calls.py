@@ -20,6 +20,7 @@ from gnn_comm.training import TrainSettings, train_alone
 RING = Graph.from_edge_index(torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), 4)
 TWO, ONE = Topology.preset("hosts2"), Topology.preset("hosts1")
 NODES = (Node("left", "device", 0), Node("right", "device", 1))
+COMPLEX = torch.ones(4, 2, dtype=torch.complex64, requires_grad=True)
 CUT = Topology("cut", NODES, (Link(0, 1, "CABLE", 1e9),))
 
 
@@ -56,6 +57,8 @@ CALLS = {
     "bits": (lambda: alone(quantize_bits=3), "quantize_bits=3", "8 or 4", "choose one"),
     "ranks": (lambda: Communicator(plan(split(), TWO), Group.single()), "2 devices", "1 ranks", "start 2 ranks"),
     "rows": (lambda: alone().graph_all_gather(torch.ones(3, 2)), "(3, 2)", "4 rows", "dispatch()"),
+    "complex": (lambda: alone().graph_all_gather(COMPLEX), "complex64", "real numbers", "view_as_real"),
+    "grid": (lambda: load_graph_data("grid:9999999"), "side=9999999", "fits into memory", "smaller"),
     "labels": (lambda: train_alone(RING, unlabelled(), TrainSettings()), "'rmat'", "no labels", "complete it"),
     "epochs": (lambda: TrainSettings(num_epochs=0), "num_epochs=0", "at least 1", "raise it"),
     "plan file": (lambda: Plan.load(__file__), "path=", "test_wrong_calls.py", "plan again"),

@@ -135,9 +135,14 @@ class Topology:
     def hosts(self) -> tuple[tuple[int, ...], ...]:
         """Devices of each host, in ascending order of host number."""
         members: dict[int, list[int]] = {}
-        for device in range(self.num_devices):
-            members.setdefault(self.nodes[device].host or 0, []).append(device)
+        for device, host in enumerate(self._host_numbers):
+            members.setdefault(host, []).append(device)
         return tuple(tuple(members[host]) for host in sorted(members))
+
+    @cached_property
+    def _host_numbers(self) -> list[int]:
+        """Number of each device's host, which every device has."""
+        return [node.host for node in self.nodes[: self.num_devices] if node.host is not None]
 
     @cached_property
     def host_of_device(self) -> np.ndarray:
@@ -217,7 +222,7 @@ class Topology:
 
     def between_hosts(self) -> Topology:
         """Return the topology of whole hosts: every host becomes one device; links of equal ends are summed."""
-        numbers = sorted({node.host for node in self.nodes[: self.num_devices]}, key=lambda host: host or 0)
+        numbers = sorted(set(self._host_numbers))
         position = {number: index for index, number in enumerate(numbers)}
         outside = [index for index, node in enumerate(self.nodes) if node.host not in position]
         place = {index: len(position) + k for k, index in enumerate(outside)}
@@ -329,6 +334,11 @@ def _check(topology: Topology) -> None:
             raise TopologyError(
                 f"node {node.name} is on host {node.host!r}, socket {node.socket!r}; expected whole numbers or none; "
                 "correct them"
+            )
+        if node.kind == "device" and node.host is None:
+            raise TopologyError(
+                f"device {node.name} is on host None; expected the number of its host, since only switches between "
+                "hosts have none; give it one, 0 where there is a single host"
             )
     num_devices = kinds.count("device")
     if num_devices == 0:
