@@ -7,6 +7,7 @@ they can be compared with the plan.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,6 +43,13 @@ class MeshGroups:
             first = group.rank - place * stride
             members = [first + stride * index for index in range(size)]
             self.axes.append(Group.single(group.device) if size == 1 else group.subgroup(members))
+
+    def behind_time(self) -> MeshGroups:
+        """Return the same groups behind one more axis of a single rank: micro-batches, which follow in time."""
+        found = copy.copy(self)
+        found.mesh, found.coordinate = (1, *self.mesh), (0, *self.coordinate)
+        found.axes = [Group.single(self.world.device), *self.axes]
+        return found
 
     def reset_counters(self) -> None:
         """Forget the bytes counted so far."""

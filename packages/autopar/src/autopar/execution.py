@@ -9,7 +9,9 @@ Every rank passes the same global batch; the module takes its part. Make the opt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,12 +21,17 @@ from autopar.collectives import MeshGroups, convert
 from autopar.errors import PlanMismatchError
 from autopar.graph import Graph
 from autopar.local_operators import LocalContext, run_operator
-from autopar.placement import Layout, R, local_shape, shard
+from autopar.placement import R, shard
 from autopar.plan import Plan
+from autopar.resharding import Step
 from autopar.schedule import Schedule
+from autopar.sharded import ShardedModule, register
 from core_kernels.comm import Group
 
-__all__ = ["ParallelModule", "apply"]
+__all__ = ["ParallelModule", "apply", "check_ranks_agree", "dropping", "take_inputs"]
+
+# Gathered parameters that are not kept for the backward pass: address of the copy, and how to gather it again.
+Dropped = dict[int, Callable[[], Tensor]]
 
 
 def apply(
@@ -93,7 +100,7 @@ def check_ranks_agree(group: Group, fingerprint: str, model: nn.Module) -> None:
         )
 
 
-class ParallelModule(nn.Module):
+class ParallelModule(ShardedModule):
     """A module that runs a plan; made by :func:`apply`.
 
     Attributes:
@@ -103,20 +110,14 @@ class ParallelModule(nn.Module):
     """
 
     def __init__(self, model: nn.Module, plan: Plan, graph: Graph, group: Group, seed: int):
-        super().__init__()
-        self.plan, self.groups = plan, MeshGroups(group, plan.mesh)
-        self.step = 0
+        super().__init__(MeshGroups(group, plan.mesh))
+        self.plan, self.step = plan, 0
         self._schedule = Schedule.of_plan(graph, plan)
         numbers = {operator.name: number for number, operator in enumerate(graph.operators)}
         self._context = LocalContext(tuple(plan.mesh), self.groups.coordinate, self.groups, seed, 0, numbers)
-        self._layouts: dict[str, Layout] = {}
         self._tensors: dict[int, Tensor] = {}
-        self._device_mesh: Any = None
-        readers = graph.consumers()
-        self._num_reads = [len(read) for read in readers]
+        self._num_reads = [len(read) for read in graph.consumers()]
         self._adopt(model)
-        self.register_state_dict_post_hook(_as_dtensors)
-        self.register_load_state_dict_pre_hook(_as_shards)
 
     def _adopt(self, model: nn.Module) -> None:
         """Register this rank's part of every parameter and buffer under its own name."""
@@ -136,11 +137,11 @@ class ParallelModule(nn.Module):
             first = home.get(id(tensor))
             if first is not None:
                 self._layouts[name] = self._layouts[first]
-                _register(self, name, made[first])
+                register(self, name, made[first])
             else:  # the step never reads it
                 own = tensor.detach().clone()
                 self._layouts[name] = (R,) * len(mesh)
-                _register(self, name, nn.Parameter(own) if isinstance(tensor, nn.Parameter) else own)
+                register(self, name, nn.Parameter(own) if isinstance(tensor, nn.Parameter) else own)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the loss of a global batch, whole on every rank.
@@ -151,6 +152,7 @@ class ParallelModule(nn.Module):
         self._context.step = self.step
         schedule, graph = self._schedule, self._schedule.graph
         values: dict[int, Any] = {}
+        loss: Any = None
         left = list(self._num_reads)
         given = iter(inputs)
         for position, operator in enumerate(graph.operators):
@@ -162,39 +164,23 @@ class ParallelModule(nn.Module):
                 else:
                     value = self._tensors[position]
             else:
-                value = self._run(position, values)
+                config = schedule.configs[position]
+                assert config is not None
+                taken, dropped = take_inputs(schedule, position, values, self.groups)
+                with dropping(dropped):
+                    value = run_operator(operator, config, taken, self._context)
                 for source in operator.inputs:
                     left[source] -= 1
-                    if left[source] == 0 and source != graph.result:
+                    if left[source] == 0:
                         values.pop(source, None)
-            if position in schedule.delivery and position != graph.result:
+            if position == graph.result:
+                loss = convert(value, schedule.final, self.groups)
+            if position in schedule.delivery:
                 value = convert(value, schedule.delivery[position], self.groups, keeps_view=operator.is_leaf)
             values[position] = value
         if self.training and torch.is_grad_enabled():
             self.step += 1
-        return convert(values[graph.result], schedule.delivery[graph.result], self.groups)
-
-    def _run(self, position: int, values: dict[int, Any]) -> Any:
-        schedule = self._schedule
-        operator, config = schedule.graph.operators[position], schedule.configs[position]
-        assert config is not None
-        inputs, dropped = [], {}
-        for slot, source in enumerate(operator.inputs):
-            steps = schedule.feeds[position][slot]
-            is_leaf = schedule.graph.operators[source].is_leaf
-            value = values[source]
-            fed = convert(value, steps, self.groups, keeps_view=is_leaf) if steps else value
-            if source in schedule.drops and steps:
-                dropped[fed.untyped_storage().data_ptr()] = lambda v=value, s=steps: self._gather_again(v, s)
-            inputs.append(fed)
-        if not dropped:
-            return run_operator(operator, config, inputs, self._context)
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: _pack(t, dropped), _unpack):
-            return run_operator(operator, config, inputs, self._context)
-
-    def _gather_again(self, stored: Tensor, steps: Sequence[Any]) -> Tensor:
-        with torch.no_grad():
-            return convert(stored.detach(), steps, self.groups)
+        return loss
 
     def _check_inputs(self, inputs: Sequence[Tensor]) -> None:
         wanted = [operator.output for operator in self._schedule.graph.operators if operator.kind == "input"]
@@ -209,56 +195,50 @@ class ParallelModule(nn.Module):
         """Return the calls and bytes of one training step that the plan predicts for this rank, as counted."""
         return self._schedule.counted_messages(self.groups.coordinate)
 
-    def full_tensors(self) -> dict[str, Tensor]:
-        """Return every parameter and buffer whole. Collective: all ranks."""
-        return {name: self.gather(name, tensor) for name, tensor in self.parts().items()}
 
-    def part(self, name: str, whole: Tensor) -> Tensor:
-        """Return this rank's part of a whole tensor that lies like the parameter ``name`` (a view)."""
-        return shard(whole, self._layouts[name], self.plan.mesh, self.groups.coordinate)
+def take_inputs(
+    schedule: Schedule,
+    position: int,
+    values: dict[int, Any],
+    groups: MeshGroups,
+    ready: Mapping[tuple[int, int], Tensor] = MappingProxyType({}),
+) -> tuple[list[Any], Dropped]:
+    """Return the inputs of an operator in the layouts it wants, and which of them are not kept but gathered again.
 
-    def gather(self, name: str, local: Tensor) -> Tensor:
-        """Return the whole of a tensor that lies like the parameter ``name``, such as its optimiser state.
-
-        Collective: all ranks.
-        """
-        from autopar.resharding import plan_steps
-
-        layout = self._layouts[name]
-        steps = plan_steps(layout, (R,) * len(layout))
-        # A copy even where nothing moves, so that the next step of the optimiser does not change it.
-        return convert(local.detach().clone(), steps or (), self.groups)
-
-    def parts(self) -> dict[str, Tensor]:
-        """Return this rank's part of every parameter and buffer, each under all of its names."""
-        found: dict[str, Tensor] = dict(self.named_parameters(remove_duplicate=False))
-        return found | dict(self.named_buffers(remove_duplicate=False))
-
-    def device_mesh(self) -> Any:
-        """Return the mesh as ``torch.distributed`` knows it. Collective: the first call, by all ranks."""
-        if self._device_mesh is None:
-            from torch.distributed.device_mesh import init_device_mesh
-
-            names = tuple(f"axis{axis}" for axis in range(len(self.plan.mesh)))
-            kind = self.groups.world.device.type
-            self._device_mesh = init_device_mesh(kind, tuple(self.plan.mesh), mesh_dim_names=names)
-        return self._device_mesh
+    Args:
+        schedule: The plan, read.
+        position: Which operator.
+        values: What has been computed and not let go of.
+        groups: Groups along the axes.
+        ready: Inputs that were brought there before, by (operator, input).
+    """
+    inputs: list[Any] = []
+    dropped: Dropped = {}
+    for slot, source in enumerate(schedule.graph.operators[position].inputs):
+        if (position, slot) in ready:
+            inputs.append(ready[position, slot])
+            continue
+        steps, value = schedule.feeds[position][slot], values[source]
+        fed = convert(value, steps, groups, schedule.graph.operators[source].is_leaf) if steps else value
+        if source in schedule.drops and steps:
+            dropped[fed.untyped_storage().data_ptr()] = lambda v=value, s=steps: _gather_again(v, s, groups)
+        inputs.append(fed)
+    return inputs, dropped
 
 
-def _register(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Put a tensor under a dotted name, making plain modules on the way."""
-    *path, last = name.split(".")
-    for part in path:
-        if part not in module._modules:
-            module.add_module(part, nn.Module())
-        module = module._modules[part]  # type: ignore[assignment]
-    if isinstance(tensor, nn.Parameter):
-        module.register_parameter(last, tensor)
-    else:
-        module.register_buffer(last, tensor)
+def dropping(dropped: Dropped) -> Any:
+    """Return a context in which autograd saves the way back to these tensors instead of them."""
+    if not dropped:
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: _pack(tensor, dropped), _unpack)
 
 
-def _pack(tensor: Tensor, dropped: dict[int, Callable[[], Tensor]]) -> Any:
+def _gather_again(stored: Tensor, steps: Sequence[Step], groups: MeshGroups) -> Tensor:
+    with torch.no_grad():
+        return convert(stored.detach(), steps, groups)
+
+
+def _pack(tensor: Tensor, dropped: Dropped) -> Any:
     """Keep the way back to a gathered parameter instead of the gathered copy."""
     again = dropped.get(tensor.untyped_storage().data_ptr())
     if again is None:
@@ -271,29 +251,3 @@ def _unpack(packed: Any) -> Tensor:
         return packed
     again, size, stride, offset = packed
     return again().as_strided(size, stride, offset)
-
-
-def _as_dtensors(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    if not isinstance(module, ParallelModule) or module.groups.world.size == 1:
-        return
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-
-    mesh = module.device_mesh()
-    for name, layout in module._layouts.items():
-        placements = [Replicate() if form < 0 else Shard(form) for form in layout]
-        state[prefix + name] = DTensor.from_local(state[prefix + name].detach(), mesh, placements, run_check=False)
-
-
-def _as_shards(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    if not isinstance(module, ParallelModule):
-        return
-    for name, layout in module._layouts.items():
-        value = state.get(prefix + name)
-        if hasattr(value, "to_local"):
-            value = value.to_local()
-        elif isinstance(value, Tensor):
-            own = module.parts()[name]
-            sizes = local_shape(value.shape, layout, module.plan.mesh)
-            if value.shape != own.shape and tuple(sizes) == tuple(own.shape):
-                value = shard(value, layout, module.plan.mesh, module.groups.coordinate)
-        state[prefix + name] = value

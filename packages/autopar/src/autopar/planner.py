@@ -211,6 +211,21 @@ def _search_spaces(spaces: Iterable[SearchSpace], eps: float, max_levels: int) -
 def plan_of(space: SearchSpace, choices: Sequence[int], memory: float | None = None) -> Plan:
     """Return the plan that an assignment of choices stands for."""
     graph, mesh = space.graph, space.mesh
+    operators, parameters, storages = read_choices(space, choices)
+    schedule = Schedule.of(graph, mesh, operators, parameters)
+    predicted = _predict(space, choices, storages, schedule)
+    return Plan(
+        graph.module_name, graph.fingerprint, torch.__version__, mesh,
+        float(predicted.most_bytes) if memory is None else memory, predicted.seconds,
+        operators, parameters, predicted,
+    )  # fmt: skip
+
+
+def read_choices(
+    space: SearchSpace, choices: Sequence[int]
+) -> tuple[dict[str, OperatorPlan], dict[str, ParameterPlan], dict[int, Storage]]:
+    """Return what an assignment says of operators and parameters, by name, and of leaves, by position."""
+    graph = space.graph
     picked = [variable.choices[choice] for variable, choice in zip(space.variables, choices, strict=True)]
     delivered: dict[int, str] = {}
     for variable, choice in zip(space.variables, picked, strict=True):
@@ -231,14 +246,7 @@ def plan_of(space: SearchSpace, choices: Sequence[int], memory: float | None = N
                     stored = format_layout(choice.layout)  # type: ignore[union-attr]
                     operators[operator.name] = OperatorPlan(operator.kind, operator.module, (), stored, shared)
     operators = {part.name: operators[part.name] for part in graph.operators if part.name in operators}
-    parameters = _parameter_plans(space, storages, operators)
-    schedule = Schedule.of(graph, mesh, operators, parameters)
-    predicted = _predict(space, choices, storages, schedule)
-    return Plan(
-        graph.module_name, graph.fingerprint, torch.__version__, mesh,
-        float(predicted.most_bytes) if memory is None else memory, predicted.seconds,
-        operators, parameters, predicted,
-    )  # fmt: skip
+    return operators, _parameter_plans(space, storages, operators), storages
 
 
 def _parameter_plans(

@@ -8,7 +8,7 @@ prediction adds it up.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from autopar.cluster import Cluster
@@ -45,6 +45,7 @@ class Schedule:
         delivery: Steps from an operator's output to the layout its readers share; absent when nothing is shared.
         delivered: That layout.
         feeds: Per operator, per input, the steps from what is handed on to what is wanted.
+        final: Steps from the result, as its operator makes it, to the layout in which it leaves.
     """
 
     graph: Graph
@@ -55,23 +56,40 @@ class Schedule:
     delivery: dict[int, tuple[Step, ...]]
     delivered: dict[int, Layout]
     feeds: list[list[tuple[Step, ...]]]
+    final: tuple[Step, ...] = ()
 
     @classmethod
     def of(
-        cls, graph: Graph, mesh: Sequence[int], operators: dict[str, OperatorPlan], parameters: dict[str, ParameterPlan]
+        cls,
+        graph: Graph,
+        mesh: Sequence[int],
+        operators: dict[str, OperatorPlan],
+        parameters: dict[str, ParameterPlan],
+        source: Layout | None = None,
+        result: Layout | None = None,
     ) -> Schedule:
         """Read a plan's layouts.
+
+        Args:
+            graph: What they were planned for.
+            mesh: Sizes of the axes.
+            operators: Layouts of operators, by name.
+            parameters: Layouts of parameters and buffers, by name in the module.
+            source: Layout in which the first leaf comes in, of a part of a step; whole when left out.
+            result: Layout in which the result leaves; whole when left out.
 
         Raises:
             PlanMismatchError: A layout is no configuration of its operator, or cannot be reached.
         """
-        mesh = tuple(mesh)
+        mesh, whole = tuple(mesh), (-1,) * len(mesh)
         found = cls(graph, mesh, [], {}, set(), {}, {}, [])
         layouts: list[Layout] = []
         for position, operator in enumerate(graph.operators):
             if operator.is_leaf:
                 planned = parameters.get(operator.target)
-                layout = parse_layout(planned.stored) if planned else (-1,) * len(mesh)
+                layout = parse_layout(planned.stored) if planned else whole
+                if position == 0 and source is not None:
+                    layout = source
                 found.stored[position] = layout
                 if planned and planned.drop:
                     found.drops.add(position)
@@ -92,8 +110,7 @@ class Schedule:
             if part is not None and part.delivered:
                 found.delivered[position] = parse_layout(part.delivered)
                 found.delivery[position] = found._steps(position, layout, found.delivered[position])
-        result = found.delivered.get(graph.result, layouts[graph.result])
-        found.delivery[graph.result] = found._steps(graph.result, result, (-1,) * len(mesh))
+        found.final = found._steps(graph.result, layouts[graph.result], whole if result is None else result)
         return found
 
     def _steps(self, position: int, have: Layout, want: Layout) -> tuple[Step, ...]:
@@ -112,20 +129,29 @@ class Schedule:
         plan.check(graph)
         return cls.of(graph, plan.mesh, plan.operators, plan.parameters)
 
-    def messages(self, coordinate: Sequence[int] | None = None) -> list[Message]:
-        """Return every collective of one training step, as the rank at ``coordinate`` sees it."""
+    def messages(
+        self, coordinate: Sequence[int] | None = None, repeats: int = 1, once: Collection[tuple[int, int]] = ()
+    ) -> list[Message]:
+        """Return every collective of one training step, as the rank at ``coordinate`` sees it.
+
+        Args:
+            coordinate: Place on the mesh; the first when left out.
+            repeats: How often the graph runs in a step.
+            once: What runs once in a step all the same: (operator, input) of a feed, (operator, -1) of a delivery.
+        """
         found: list[Message] = []
         for position, operator in enumerate(self.graph.operators):
             config = self.configs[position]
             if config is not None:
-                found += internal_messages(operator, config, self.mesh, coordinate)
+                found += internal_messages(operator, config, self.mesh, coordinate) * repeats
             for slot, source in enumerate(operator.inputs):
                 sent = self._messages_of(source, self.feeds[position][slot], coordinate)
                 if source in self.drops and self.is_needed(position, slot):
                     sent += [message for message in sent if not message.backward]
-                found += sent
-            found += self._messages_of(position, self.delivery.get(position, ()), coordinate)
-        return found
+                found += sent * (1 if (position, slot) in once else repeats)
+            sent = self._messages_of(position, self.delivery.get(position, ()), coordinate)
+            found += sent * (1 if (position, -1) in once else repeats)
+        return found + self._messages_of(self.graph.result, self.final, coordinate) * repeats
 
     def _messages_of(self, source: int, steps: Sequence[Step], coordinate: Sequence[int] | None) -> list[Message]:
         info = self.graph.operators[source].output
@@ -137,13 +163,7 @@ class Schedule:
 
     def counted_messages(self, coordinate: Sequence[int] | None = None) -> dict[str, dict[str, int]]:
         """Return calls and bytes sent per ``"axis.collective.phase"``, as the groups' counters count them."""
-        counts: dict[str, dict[str, int]] = {}
-        for message in self.messages(coordinate):
-            tag = f"{message.axis}.{message.collective}.{'backward' if message.backward else 'forward'}"
-            entry = counts.setdefault(tag, {"calls": 0, "sent_bytes": 0})
-            entry["calls"] += 1
-            entry["sent_bytes"] += message.sent_bytes
-        return dict(sorted(counts.items()))
+        return count_messages(self.messages(coordinate))
 
     def is_needed(self, position: int, slot: int) -> bool:
         """Whether an operator keeps this input for its backward pass."""
@@ -234,6 +254,17 @@ class Schedule:
         """Return what operators keep besides their inputs."""
         pairs = zip(self.graph.operators, self.configs, strict=True)
         return sum(saved_bytes(operator, config, self.mesh) for operator, config in pairs if config is not None)
+
+
+def count_messages(messages: Sequence[Message]) -> dict[str, dict[str, int]]:
+    """Return calls and bytes sent per ``"axis.collective.phase"``."""
+    counts: dict[str, dict[str, int]] = {}
+    for message in messages:
+        tag = f"{message.axis}.{message.collective}.{'backward' if message.backward else 'forward'}"
+        entry = counts.setdefault(tag, {"calls": 0, "sent_bytes": 0})
+        entry["calls"] += 1
+        entry["sent_bytes"] += message.sent_bytes
+    return dict(sorted(counts.items()))
 
 
 def _find_configuration(graph: Graph, position: int, part: OperatorPlan | None, mesh: tuple[int, ...]) -> Configuration:

@@ -170,9 +170,21 @@ def compare_steps(
     Collective: all ranks of the module.
     """
     found, parts, counted = _train(parallel, batch, len(losses), eps)
-    pairs = {"loss": (torch.tensor(found, dtype=torch.float64), torch.tensor(losses, dtype=torch.float64))}
-    for name, value in whole.items():
-        pairs[name] = parts[name], parallel.part(name.partition("/")[0], value)
+    pairs = {name: (parts[name], parallel.part(name.partition("/")[0], value)) for name, value in whole.items()}
+    return Comparison(*largest_differences(pairs, found, losses), counted == parallel.predicted_collectives())
+
+
+def largest_differences(
+    pairs: dict[str, tuple[Tensor, Tensor]], found: list[float], losses: list[float]
+) -> tuple[float, float, str]:
+    """Return the largest absolute and relative difference of some pairs of tensors and of losses, and the worst name.
+
+    Args:
+        pairs: By name what was found and what was expected.
+        found: Losses found.
+        losses: Losses expected.
+    """
+    pairs = {"loss": (torch.tensor(found, dtype=torch.float64), torch.tensor(losses, dtype=torch.float64)), **pairs}
     error, relative, worst = 0.0, 0.0, ""
     for name, (mine, expected) in pairs.items():
         if not expected.numel():
@@ -182,7 +194,7 @@ def compare_steps(
         if not largest <= error:  # a NaN counts as the worst
             error, worst = largest, name
         relative = max(relative, float((gap / (1 + expected.detach().double().abs())).max()))
-    return Comparison(error, relative, worst, counted == parallel.predicted_collectives())
+    return error, relative, worst
 
 
 def _train(
@@ -199,9 +211,14 @@ def _train(
         counted = parallel.groups.counted()
         optimizer.step()
         losses.append(loss.item())
-    parts = parallel.parts()
-    for name, parameter in parallel.named_parameters():
-        for key, value in sorted(optimizer.state[parameter].items()):
-            if value.shape == parameter.shape and key != "step":
-                parts[f"{name}/{key}"] = value
-    return losses, parts, counted
+    return losses, parallel.parts() | optimizer_parts(parallel, optimizer), counted
+
+
+def optimizer_parts(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the state that an optimiser keeps per element, as ``"<parameter>/<key>"``."""
+    return {
+        f"{name}/{key}": value
+        for name, parameter in module.named_parameters()
+        for key, value in sorted(optimizer.state[parameter].items())
+        if value.shape == parameter.shape and key != "step"
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autopar.pipeline.execution import PipelineModule, apply
 from autopar.pipeline.hosts import Host
 from autopar.pipeline.microbatches import cut_batch
-from autopar.pipeline.plan import PipelineFrontier, PipelinePlan, StagePlan
+from autopar.pipeline.plan import PipelineFrontier, PipelinePlan, StagePlan, UnitPlan
 from autopar.pipeline.planner import search
 from autopar.pipeline.schedule import Simulation, bound_seconds, in_flight, simulate
 from autopar.pipeline.units import find_units
@@ -18,6 +18,7 @@ __all__ = [
     "PipelinePlan",
     "Simulation",
     "StagePlan",
+    "UnitPlan",
     "apply",
     "bound_seconds",
     "cut_batch",

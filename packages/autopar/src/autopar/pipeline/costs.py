@@ -38,6 +38,7 @@ class StageCosts:
         self._details: dict[int, tuple[list[Variant], list[list[UnitFrontier | None]]]] = {}
         self._batches: dict[int, tuple[MicroBatches, list[Graph], list[int]]] = {}
         self.users = _users_of_parameters(graph, units)
+        self._shared = {graph.operators[p].target for p, readers in self.users.items() if len(readers) > 1}
 
     def parts(self, count: int) -> list[Graph]:
         """Return every unit as a graph at the shapes of one of ``count`` micro-batches."""
@@ -48,9 +49,14 @@ class StageCosts:
             batches = cut_batch(self.graph, count)
             parts = [unit_graph(self.graph, unit, batches)[0] for unit in self.units]
             known: dict[Any, int] = {}
-            classes = [known.setdefault(unit_signature(part), len(known)) for part in parts]
+            keys = [(unit_signature(part), *self._shared_of(part)) for part in parts]
+            classes = [known.setdefault(key, len(known)) for key in keys]
             self._batches[count] = batches, parts, classes
         return self._batches[count]
+
+    def _shared_of(self, part: Graph) -> list[int]:
+        """Return which operators of a unit are parameters that other units read as well."""
+        return [place for place, operator in enumerate(part.operators) if operator.target in self._shared]
 
     def chain(self, sub_mesh: SubMesh, count: int, most_stages: int) -> Chain:
         """Return the units on a sub-mesh.
@@ -96,7 +102,9 @@ class StageCosts:
             for part, number, unit in zip(parts, classes, self.units, strict=True):
                 if number not in known:
                     has_source = unit.source is not None
-                    known[number] = search_unit(part, mesh, layouts, cluster, count, flights, has_source, self.eps)
+                    known[number] = search_unit(
+                        part, mesh, layouts, cluster, count, flights, has_source, self.eps, self._shared
+                    )
             variants += [(mesh, layout) for layout in layouts]
             rows += [[known[number][place] for number in classes] for place in range(len(layouts))]
         return variants, rows

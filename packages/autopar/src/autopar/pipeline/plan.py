@@ -16,10 +16,26 @@ from autopar.errors import InfeasibleError, PlanMismatchError, ProblemError
 from autopar.frontier import Frontier
 from autopar.graph import Graph
 from autopar.pipeline.schedule import Simulation, simulate
+from autopar.plan import OperatorPlan, ParameterPlan
 from core_kernels.console import format_bytes, format_seconds
 from core_kernels.plan import PlanDocument
 
-__all__ = ["PipelineFrontier", "PipelinePlan", "StagePlan"]
+__all__ = ["PipelineFrontier", "PipelinePlan", "StagePlan", "UnitPlan"]
+
+
+@dataclass(frozen=True)
+class UnitPlan:
+    """How a stage runs one unit.
+
+    Attributes:
+        result: Name of the operator whose result is handed on, or of the loss.
+        operators: Layouts of its operators on the stage's mesh, by name.
+        parameters: Layouts of the parameters and buffers it reads, by name in the module.
+    """
+
+    result: str
+    operators: dict[str, OperatorPlan]
+    parameters: dict[str, ParameterPlan]
 
 
 @dataclass(frozen=True)
@@ -39,7 +55,7 @@ class StagePlan:
         seconds: Forward and backward of one micro-batch, with its share of what happens once per step.
         sent_bytes: Bytes of one micro-batch handed on; as many come back as gradient. 0 for the last stage.
         send_seconds: One direction of that.
-        parameters: How each parameter is stored, by name.
+        units: Its units in order.
     """
 
     first: str
@@ -54,12 +70,17 @@ class StagePlan:
     seconds: float
     sent_bytes: int
     send_seconds: float
-    parameters: dict[str, str]
+    units: tuple[UnitPlan, ...]
 
     @property
     def memory_bytes(self) -> float:
         """Bytes of one device."""
         return self.states_bytes + self.in_flight * self.saved_bytes + self.fixed_bytes
+
+    @property
+    def parameters(self) -> dict[str, ParameterPlan]:
+        """How each parameter and buffer is stored, by name."""
+        return {name: parameter for unit in self.units for name, parameter in unit.parameters.items()}
 
 
 @dataclass(frozen=True)
@@ -80,7 +101,7 @@ class PipelinePlan(PlanDocument):
     """
 
     schema: ClassVar[str] = "autopar.pipeline_plan"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     model: str
     graph: str
@@ -119,18 +140,15 @@ class PipelinePlan(PlanDocument):
                     f"{name}={found!r} does not fit the plan: it was made for {name}={made_for!r}; {remedy}"
                 )
 
-    def check_runnable(self) -> None:
-        """Refuse stages of several devices, which are planned but not run.
+    @property
+    def num_devices(self) -> int:
+        """Number of devices of all stages."""
+        return sum(len(stage.devices) for stage in self.stages)
 
-        Raises:
-            PlanMismatchError: There is one.
-        """
-        for place, stage in enumerate(self.stages):
-            if len(stage.devices) > 1:
-                raise PlanMismatchError(
-                    f"stage {place} of the plan has {len(stage.devices)} devices; expected one per stage, as the "
-                    "schedules of torch.distributed.pipelining run here; search with sub_meshes=[1]"
-                )
+    def ranks(self) -> list[list[int]]:
+        """Return the ranks of every stage, in the order of its mesh: ranks stand for devices in ascending order."""
+        devices = sorted(device for stage in self.stages for device in stage.devices)
+        return [[devices.index(device) for device in stage.devices] for stage in self.stages]
 
     def simulate(self, num_sliced: int = 0) -> Simulation:
         """Play a step of this plan; see :func:`autopar.pipeline.simulate`. A third of a stage's time is forward."""
@@ -179,7 +197,9 @@ class PipelinePlan(PlanDocument):
                 f"saved), {format_seconds(stage.seconds)} per micro-batch{sent}"
             )
             lines += [
-                f"    {n}: stored {layout}" for n, layout in stage.parameters.items() if prefix and n.startswith(prefix)
+                f"    {name}: stored {parameter.stored}, used {parameter.used}"
+                for name, parameter in stage.parameters.items()
+                if prefix and name.startswith(prefix)
             ]
         return "\n".join(lines)
 

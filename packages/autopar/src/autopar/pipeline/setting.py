@@ -1,5 +1,7 @@
-"""One setting of the search: a layout of the hosts and a number of micro-batches; its best cut under a budget, as a "
-"plan."""
+"""One setting of the search: a layout of the hosts and a number of micro-batches; its best cut under a budget.
+
+The cut becomes a plan only when it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from autopar.graph import Graph
 from autopar.pipeline.chain import Chain, StagePoint
 from autopar.pipeline.costs import StageCosts
 from autopar.pipeline.hosts import Placement
 from autopar.pipeline.partition import Cut, Row, cut_chain
-from autopar.pipeline.plan import PipelinePlan, StagePlan
+from autopar.pipeline.plan import PipelinePlan, StagePlan, UnitPlan
+from autopar.pipeline.stage_space import UnitFrontier
 from autopar.placement import format_layout
+from autopar.plan import OperatorPlan, ParameterPlan
+from autopar.planner import read_choices
 
 __all__ = ["Setting"]
 
@@ -91,15 +97,12 @@ class Setting:
         mesh, layout = variants[point.variant]
         parts, units = self.costs.parts(self.count), self.costs.units
         states = saved = 0.0
-        stored: dict[str, str] = {}
+        planned: list[UnitPlan] = []
         for unit, index in zip(range(start, stop), point.points, strict=True):
             frontier = rows[point.variant][unit]
             assert frontier is not None
             states, saved = states + frontier.points[index, 0], saved + frontier.points[index, 1]
-            # Equal units were searched once: layouts carry over by the order of parameters.
-            layouts = frontier.space.storages(frontier.choices[index])
-            names = zip(parts[unit].parameters, frontier.space.graph.parameters, strict=True)
-            stored |= {mine.target: layouts[theirs.target] for mine, theirs in names}
+            planned.append(_unit_plan(frontier, index, parts[unit]))
         is_last = stop == len(units)
         column = self.placement.sizes.index(cut.sizes[place])
         crosses = int(not is_last and self.placement.crosses[cut.devices[place] + cut.sizes[place]])
@@ -117,5 +120,18 @@ class Setting:
             seconds=point.seconds,
             sent_bytes=0 if is_last else parts[stop].operators[0].output.num_bytes,
             send_seconds=0.0 if is_last else float(self.row.send_seconds[column, stop, crosses]),
-            parameters=stored,
+            units=tuple(planned),
         )
+
+
+def _unit_plan(frontier: UnitFrontier, index: int, part: Graph) -> UnitPlan:
+    """Write a point of a unit as a plan of an equal unit: layouts carry over by the order of operators."""
+    operators, parameters, _ = read_choices(frontier.space, frontier.choices[index])
+    mine: dict[str, OperatorPlan] = {}
+    stored: dict[str, ParameterPlan] = {}
+    for here, there in zip(part.operators, frontier.space.graph.operators, strict=True):
+        if there.name in operators:
+            mine[here.name] = replace(operators[there.name], module=here.module)
+        if there.kind in ("parameter", "buffer") and there.target in parameters:
+            stored[here.target] = parameters[there.target]
+    return UnitPlan(part.operators[part.result].name, mine, stored)

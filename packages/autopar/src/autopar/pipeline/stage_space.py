@@ -10,8 +10,11 @@ flight:
 
 - ``states``: parameters, their gradients, optimiser state and buffers, once;
 - ``saved``: what is kept for the backward pass, once per micro-batch in flight;
-- ``seconds``: of one micro-batch, forward and backward. What happens once per step (gradient synchronisation, the
-  optimiser) counts its m-th part.
+- ``seconds``: of one micro-batch, forward and backward. What happens once per step (gradient synchronisation of
+  parameters that are computed with as they are stored, the optimiser) counts its m-th part. Gathered parameters are
+  gathered, and their gradients scattered, for every micro-batch.
+
+Parameters that several units read are stored whole, so that stages can add their gradients.
 
 The search runs once for each number of micro-batches in flight, with ``saved`` weighted by it, and keeps every point
 found.
@@ -20,17 +23,17 @@ found.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from autopar.cluster import Cluster
-from autopar.cost_model import local_bytes
-from autopar.graph import Graph, Operator
-from autopar.placement import Layout, R, divides, format_layout
+from autopar.cost_model import conversion_cost, local_bytes
+from autopar.graph import Graph, Operator, TensorInfo
+from autopar.placement import Layout, R, divides
 from autopar.problem import Problem
+from autopar.resharding import steps_between
 from autopar.rules import rule_of
 from autopar.space import SearchSpace, Storage, Variable
 from autopar.tracking import track
@@ -56,6 +59,19 @@ class StageSpace(SearchSpace):
         if self._is_source(operator):
             return [Storage(layout) for layout in self.layouts]
         return super()._storages(operator, is_shared)
+
+    def _convert(
+        self, info: TensorInfo, layout: Layout, target: Layout, drop: bool, needed: bool, same: bool, free: bool,
+        is_storage: bool,
+    ) -> tuple[tuple[float, float], float]:  # fmt: skip
+        """Price the gradient of a gathered parameter, which is scattered for every micro-batch, in full."""
+        (memory, seconds), working = super()._convert(info, layout, target, drop, needed, same, free, is_storage)
+        if is_storage and not same and np.isfinite(seconds):
+            steps = steps_between(layout, target, info.shape, self.mesh, info.has_gradient)
+            spread = conversion_cost(steps or (), info, self.mesh, self.cluster, True)
+            if spread.gathers:
+                seconds += (self.num_micro_batches - 1) * (spread.seconds - spread.forward_seconds)
+        return (memory, seconds), working
 
     def _is_source(self, operator: Operator) -> bool:
         return self.has_source and operator is self.graph.operators[0]
@@ -124,16 +140,6 @@ class StageSpace(SearchSpace):
         working += [float(e.working[choices[e.source], choices[e.target]]) for e in self.edges]
         return max(working, default=0.0)
 
-    def storages(self, choices: Sequence[int]) -> dict[str, str]:
-        """Return how each parameter is stored, ``" dropped"`` after the layout where gathered copies are dropped."""
-        found = {}
-        for variable, choice in zip(self.variables, choices, strict=True):
-            operator = self.graph.operators[variable.operator]
-            if variable.kind == "storage" and operator.kind == "parameter":
-                kept: Any = variable.choices[choice]
-                found[operator.target] = format_layout(kept.layout) + (" dropped" if kept.drop else "")
-        return found
-
 
 @dataclass(eq=False)
 class UnitFrontier:
@@ -175,6 +181,7 @@ def search_unit(
     in_flight: Sequence[int],
     has_source: bool = True,
     eps: float = 0.0,
+    shared: Collection[str] = (),
 ) -> list[UnitFrontier | None]:
     """Search one unit.
 
@@ -187,6 +194,7 @@ def search_unit(
         in_flight: Numbers of micro-batches in flight to search for.
         has_source: Whether its first operator is a value of the unit before.
         eps: Thinning, as in :func:`autopar.search`.
+        shared: Parameters that other units read as well; they are stored whole.
 
     Returns:
         Per layout the points, or ``None`` when the layout does not divide the activations.
@@ -196,7 +204,15 @@ def search_unit(
     fitting = [layout for layout in layouts if all(divides(info.shape, layout, mesh) for info in ends)]
     if not fitting:
         return [None] * len(layouts)
-    space = StageSpace(part, mesh, cluster, layouts=fitting, num_micro_batches=num_micro_batches, has_source=has_source)
+    whole = Storage((R,) * len(mesh))
+
+    def keep(kind: str, operator: Operator, choice: object) -> bool:
+        return kind != "storage" or operator.target not in shared or choice == whole
+
+    space = StageSpace(
+        part, mesh, cluster, keep if shared else None,
+        layouts=fitting, num_micro_batches=num_micro_batches, has_source=has_source,
+    )  # fmt: skip
     return [_search_layout(space, layout, in_flight, eps) if layout in fitting else None for layout in layouts]
 
 
