@@ -195,6 +195,7 @@ def usage(pid: int) -> dict[str, int]:
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     return {
         "rss_kib": int(fields["VmRSS"].split()[0]),
+        "own_kib": int(fields["RssAnon"].split()[0]),
         "threads": int(fields["Threads"]),
         "descriptors": len(list(Path(f"/proc/{pid}/fd").iterdir())),
     }

@@ -70,13 +70,16 @@ def init(
         JobStateError: The job has ended already, or another worker has this id.
         StoreError: The store cannot be reached.
 
-    On SIGTERM the worker leaves in good order at the end of a step.
+    On SIGTERM the worker leaves in good order at the end of a step. Torch's flight recorder, which grows with every
+    group and so with every change of membership, is off in workers unless ``TORCH_FR_BUFFER_SIZE`` is set.
     """
     global _job
     from elastic_train.agent import Agent
     from elastic_train.job import Job
     from elastic_train.stores import find_token, open_store
 
+    # torch's recorder of collectives keeps something of every group for ever, and a stack of calls per collective.
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     address, name = store or os.environ.get("ELASTIC_TRAIN_STORE"), job_id or os.environ.get("ELASTIC_TRAIN_JOB")
     place = interface or os.environ.get("ELASTIC_TRAIN_INTERFACE") or "127.0.0.1"
     if not name or not address:
