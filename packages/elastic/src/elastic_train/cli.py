@@ -119,7 +119,10 @@ def _profile(args: argparse.Namespace) -> dict[str, Any]:
 def _bench(args: argparse.Namespace) -> dict[str, Any]:
     from elastic_train.bench.command import run_bench
 
-    return run_bench(args.megabytes, args.changes, args.step_seconds, args.parts, args.prepare_step_seconds)
+    keep_in = None if args.json == "-" else args.json
+    return run_bench(
+        args.megabytes, args.changes, args.step_seconds, args.parts, args.prepare_step_seconds, keep_in, args.resume
+    )
 
 
 def _command_line() -> CommandLine:
@@ -159,6 +162,7 @@ def _command_line() -> CommandLine:
     bench.add_argument("--step-seconds", type=float, default=0.02, help="what a step sleeps")
     bench.add_argument("--prepare-step-seconds", type=float, default=0.1, help="the same while a newcomer gets ready")
     bench.add_argument("--parts", nargs="+", default=list(_PARTS), choices=_PARTS, help="what to measure")
+    bench.add_argument("--resume", action="store_true", help="leave out changes and sizes that --json FILE holds")
     return cli
 
 

@@ -1,6 +1,6 @@
-"""A worker under elastic-train: ``python -m elastic_train.bench._elastic FOLDER MEGABYTES STEP_SECONDS``.
+"""A worker under elastic-train: ``python -m elastic_train.bench._elastic FOLDER MEGABYTES STEP_SECONDS NUM_SETTLING``.
 
-Ten steps after every change all workers measure what the new group can do: the time of a broadcast of the state's
+So many steps after every change all workers measure what the new group can do: the time of a broadcast of the state's
 bytes from one worker to all others, and of a vote.
 """
 
@@ -44,7 +44,8 @@ def probe(links: Links, num_bytes: int) -> dict[str, float]:
 def main() -> None:
     """Train until killed."""
     folder, megabytes, step_seconds = Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
-    job = elastic_train.init()
+    num_settling = int(sys.argv[4])
+    job = elastic_train.init(timeout_seconds=10 + megabytes / 10)
     module, x = make_model(megabytes)
     model = elastic_train.wrap(module)
     optimizer = elastic_train.Optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3))
@@ -59,14 +60,14 @@ def main() -> None:
     loader = elastic_train.ElasticDataLoader(data, global_batch_size=8, shuffle=False, warm_up=work)
     for x in loader:
         if probe_at < 0:
-            probe_at = job.step + 10
+            probe_at = job.step + num_settling
         work(x)
         time.sleep(step_seconds)
         if not optimizer.step():
             continue
         info = elastic_train.notify_batch_end()
         if info.is_resized:
-            probe_at = job.step + 10
+            probe_at = job.step + num_settling
         log.write(info.num_workers, job.step, pause_seconds=info.pause_seconds, **fields)
         fields = {}
         if job.step == probe_at and job.links is not None:

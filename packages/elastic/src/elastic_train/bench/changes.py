@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, quantiles
 from typing import Any
 
 from elastic_train.bench._logs import changeover_seconds, gaps, median_step, read_log, read_logs, wait_until
@@ -18,6 +18,9 @@ from elastic_train.events import read_events
 from elastic_train.launchers import LocalJob
 
 __all__ = ["free_port", "measure_change", "measure_restart", "measure_scale_in", "measure_vote", "start_job"]
+
+# From this size on a step over many workers takes seconds of this machine's processors, which newcomers need too.
+_LARGE_MEGABYTES = 200
 
 QUIET = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -30,18 +33,28 @@ def free_port() -> int:
 
 
 def start_job(
-    folder: Path, megabytes: float, step_seconds: float, num_workers: int, min_workers: int | None = None
+    folder: Path,
+    megabytes: float,
+    step_seconds: float,
+    num_workers: int,
+    min_workers: int | None = None,
+    num_settling: int = 10,
+    in_background: bool = True,
 ) -> LocalJob:
-    """Start a job of the benchmark's workers."""
-    command = [sys.executable, "-m", "elastic_train.bench._elastic", str(folder), str(megabytes), str(step_seconds)]
+    """Start a job of the benchmark's workers; they probe the group ``num_settling`` steps after every change."""
+    program = [sys.executable, "-m", "elastic_train.bench._elastic"]
+    command = [*program, str(folder), str(megabytes), str(step_seconds), str(num_settling)]
     environment = QUIET | {"ELASTIC_TRAIN_LEASE_SECONDS": "10"}
     least = min_workers or num_workers
-    job = LocalJob(command, folder, min_workers=least, environment=environment, niceness=19, in_background=True)
+    job = LocalJob(command, folder, min_workers=least, environment=environment, niceness=19 if in_background else 0,
+                   in_background=in_background)  # fmt: skip
     job.scale_out(num_workers)
     return job
 
 
-def measure_change(old: int, new: int, megabytes: float, step_seconds: float, num_steps: int = 25) -> dict[str, Any]:
+def measure_change(
+    old: int, new: int, megabytes: float, step_seconds: float, in_background: bool | None = None
+) -> dict[str, Any]:
     """Let a job of ``old`` workers grow to ``new`` while it trains.
 
     Args:
@@ -49,34 +62,43 @@ def measure_change(old: int, new: int, megabytes: float, step_seconds: float, nu
         new: Workers after, who join in one switch.
         megabytes: Size of the state.
         step_seconds: Time a step sleeps.
-        num_steps: Steps to look at before the change.
+        in_background: Whether newcomers get ready on idle processor time. By default they do unless the state is so
+            large that the old workers' steps leave none; fewer steps are looked at then.
 
     Returns:
         ``pause_seconds`` from the last step of the old workers to the first of all, that step included;
         ``limit_seconds``, one step plus the state's bytes over the measured bandwidth of a broadcast;
         ``switch_seconds``, how long the switch itself held a worker up; ``prepare_throughput``, steps per second while
-        newcomers prepared, over that before; and what these come from.
+        newcomers prepared on idle time, over that before; and what these come from, of steps also the spread, the
+        range that the middle half of them lies in.
     """
+    is_large = megabytes >= _LARGE_MEGABYTES
+    if in_background is None:
+        in_background = not is_large
+    num_steps, num_settling = (8, 6) if is_large else (25, 10)
+    patience = 240.0 + 0.1 * megabytes * new
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with start_job(folder, megabytes, step_seconds, old) as job:
+        with start_job(folder, megabytes, step_seconds, old, None, num_settling, in_background) as job:
             path = folder / "w0.jsonl"
-            wait_until(lambda: len(read_log(path)) >= num_steps + 13, "the start of the job")
+            wait_until(lambda: len(read_log(path)) >= num_steps + num_settling + 3, "the start of the job", patience)
             called = time.monotonic()
             job.scale_out(new - old)
-            wait_until(lambda: sum(line["size"] == new for line in read_log(path)) >= 14, "the change")
+            wait_until(lambda: _count(job, path, new) >= num_settling + 4, "the change", patience)
             lines = read_log(path)
         broadcast = next(line["broadcast_seconds"] for line in reversed(lines) if "broadcast_seconds" in line)
         before = [gap for gap, line in gaps(lines) if line["at"] < called][-num_steps:]
         during = [gap for gap, line in gaps(lines) if line["at"] > called and line["size"] == old]
         pause = changeover_seconds(lines, old, new, called)
         switch = max(line["pause_seconds"] for line in lines if line["size"] == new)
-        step = median_step(lines, new)
+        step, after = median_step(lines, new), [gap for gap, line in gaps(lines) if line["size"] == new][2:]
         events = read_events(job.events)
+    quarters = quantiles(after, n=4)
     connect = [e["seconds"] for e in events if e["event"] == "connected"]
-    return {
+    result = {
         "step_seconds": median(before),
         "step_seconds_after": step,
+        "step_spread_seconds": quarters[2] - quarters[0],
         "broadcast_bytes_per_second": megabytes * 1e6 / broadcast,
         "limit_seconds": step + broadcast,
         "pause_seconds": pause,
@@ -84,9 +106,16 @@ def measure_change(old: int, new: int, megabytes: float, step_seconds: float, nu
         "switch_seconds": switch,
         "connect_seconds": max(connect),
         "prepare_seconds": sum(during),
-        "prepare_step_seconds": median(before),
-        "prepare_throughput": mean(before) / mean(during),
     }
+    if in_background:
+        result |= {"prepare_step_seconds": median(before), "prepare_throughput": mean(before) / mean(during)}
+    return result
+
+
+def _count(job: LocalJob, path: Path, size: int) -> int:
+    """Return the steps of a worker over ``size`` workers so far; newcomers that starve are let go meanwhile."""
+    job.serve_orders()
+    return sum(line["size"] == size for line in read_log(path))
 
 
 def measure_scale_in(num_workers: int, megabytes: float, step_seconds: float, leader: bool) -> dict[str, Any]:

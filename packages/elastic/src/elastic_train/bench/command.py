@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from core_kernels.console import say, table
 from elastic_train.bench.changes import measure_change, measure_restart, measure_scale_in, measure_vote
+from elastic_train.bench.kept import KeptRows
 from elastic_train.bench.peers import measure_torchft, measure_torchrun
 from elastic_train.bench.survival import measure_kill
 from elastic_train.errors import input_error
@@ -23,6 +25,8 @@ def run_bench(
     step_seconds: float,
     parts: Sequence[str],
     prepare_step_seconds: float = 0.1,
+    keep_in: str | None = None,
+    is_resumed: bool = False,
 ) -> dict[str, Any]:
     """Measure and show.
 
@@ -32,6 +36,8 @@ def run_bench(
         step_seconds: What a step sleeps, in place of an accelerator's work.
         parts: Among ``change``, ``restart``, ``prepare``, ``scale-in``, ``vote`` and ``peers``.
         prepare_step_seconds: The same, where throughput is measured while a newcomer gets ready.
+        keep_in: JSON file that gets each change and size as soon as it is measured.
+        is_resumed: Whether to leave out what that file holds already.
 
     Returns:
         ``sizes``, one entry per system, change and size, with ``pause_seconds`` (from the last step of the old workers
@@ -40,24 +46,20 @@ def run_bench(
         and the other parts under their names.
     """
     sizes = [(_workers(change), size) for size in megabytes for change in changes]
-    result: dict[str, Any] = {"sizes": []}
-    for (old, new), size in sizes:
-        row: dict[str, Any] = {"system": "elastic-train", "change": f"{old} to {new}", "state_megabytes": size}
-        if "change" in parts:
-            row |= measure_change(old, new, size, step_seconds)
-        if "restart" in parts:
-            row["restart_seconds"] = measure_restart(old, new, size, step_seconds)
-        if "prepare" in parts:
-            slow = measure_change(old, new, size, prepare_step_seconds)
-            row |= {"prepare_throughput": slow["prepare_throughput"], "prepare_step_seconds": slow["step_seconds"]}
-        if {"change", "restart"} <= set(parts):
-            row["restart_over_pause"] = row["restart_seconds"] / row["pause_seconds"]
-        if "peers" in parts:
-            row["recovery_seconds"] = measure_kill(new, size, step_seconds)["recovery_seconds"]
-        result["sizes"].append(row)
-        say(f"{old} to {new}, {size:g} MB: done")
-        if "peers" in parts:
-            result["sizes"] += _measure_peers(old, new, size, step_seconds)
+    settings = {"step_seconds": step_seconds, "prepare_step_seconds": prepare_step_seconds,
+                "parts": [part for part in parts if part not in ("scale-in", "vote")]}  # fmt: skip
+    kept = KeptRows(keep_in, settings, is_resumed)
+    result: dict[str, Any] = {"settings": settings, "sizes": []}
+    for number, ((old, new), size) in enumerate(sizes, 1):
+        change, begin = f"{old} to {new}", time.monotonic()
+        rows = kept.find(change, size)
+        if rows:
+            say(f"{number} of {len(sizes)}: {change}, {size:g} MB: kept from before")
+        else:
+            rows = _measure_size(old, new, size, step_seconds, parts, prepare_step_seconds)
+            kept.add(change, size, rows)
+            say(f"{number} of {len(sizes)}: {change}, {size:g} MB: done in {time.monotonic() - begin:.0f} s")
+        result["sizes"] += rows
     _show_sizes(result["sizes"], parts)
     if "scale-in" in parts:
         result["scale_in"] = [measure_scale_in(3, megabytes[0], step_seconds, leader) for leader in (False, True)]
@@ -67,6 +69,26 @@ def run_bench(
         result["vote"] = [measure_vote(workers) for workers in (2, 4)]
         _show("Commit vote, of a step of 50 ms", ("workers", "vote_seconds", "vote_over_step"), result["vote"])
     return result
+
+
+def _measure_size(
+    old: int, new: int, size: float, step_seconds: float, parts: Sequence[str], prepare_step_seconds: float
+) -> list[dict[str, Any]]:
+    """Measure one change and size; returns a row per system."""
+    row: dict[str, Any] = {"system": "elastic-train", "change": f"{old} to {new}", "state_megabytes": size}
+    if "change" in parts:
+        row |= measure_change(old, new, size, step_seconds)
+    if "restart" in parts:
+        row["restart_seconds"] = measure_restart(old, new, size, step_seconds)
+    if "prepare" in parts:
+        slow = measure_change(old, new, size, prepare_step_seconds, in_background=True)
+        row |= {"prepare_throughput": slow["prepare_throughput"], "prepare_step_seconds": slow["step_seconds"]}
+    if {"change", "restart"} <= set(parts):
+        row["restart_over_pause"] = row["restart_seconds"] / row["pause_seconds"]
+    if "peers" not in parts:
+        return [row]
+    row["recovery_seconds"] = measure_kill(new, size, step_seconds)["recovery_seconds"]
+    return [row, *_measure_peers(old, new, size, step_seconds)]
 
 
 def _workers(change: str) -> tuple[int, int]:
