@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["dtensor_registries", "fake_mode"]
+__all__ = ["dtensor_registries", "fake_mode", "quick_export"]
 
 
 def fake_mode() -> Any:
@@ -19,3 +22,19 @@ def dtensor_registries() -> Any:
     from torch.distributed.tensor import DTensor
 
     return DTensor._op_dispatcher.sharding_propagator
+
+
+@contextlib.contextmanager
+def quick_export() -> Iterator[None]:
+    """Export without what nobody reads: code of the graphs on the way, and garbage collections of a growing graph."""
+    with contextlib.ExitStack() as stack:
+        try:
+            from torch.fx._lazy_graph_module import _use_lazy_graph_module
+        except ImportError:  # only slower
+            pass
+        else:
+            stack.enter_context(_use_lazy_graph_module(True))
+        if gc.isenabled():
+            stack.callback(gc.enable)
+            gc.disable()
+        yield

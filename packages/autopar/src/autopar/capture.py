@@ -83,7 +83,8 @@ def trace(
     begin = time.perf_counter()
     wrapped, prefix = with_loss(model, loss)
     try:
-        program = torch.export.export(wrapped, tuple(example_inputs), strict=False)
+        with _compat.quick_export():
+            program = torch.export.export(wrapped, tuple(example_inputs), strict=False)
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CaptureError(

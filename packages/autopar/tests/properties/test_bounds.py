@@ -13,6 +13,7 @@ from autopar import Problem, track
 from autopar.tracking.dominance import undominated_choices
 
 tracking = importlib.import_module("autopar.tracking.track")
+elimination = importlib.import_module("autopar.tracking.elimination")
 
 
 def entangled_problem(seed: int) -> Problem:
@@ -91,3 +92,66 @@ def test_a_choice_needed_by_one_neighbour_stays():
     barred = free.copy()
     barred[0, 1] = -1
     assert [len(kept) for kept in undominated_choices(nodes, [(0, 1, barred)])] == [2, 2]
+
+
+def repeated_layers(seed: int, num_layers: int = 6) -> Problem:
+    """Draw one layer of a wide and a narrow node and repeat it; its ends differ from the middle."""
+    rng = np.random.default_rng(seed)
+    wide, narrow = rng.integers(1, 60, (6, 2)), rng.integers(1, 60, (2, 2))
+    forth, back = rng.integers(0, 40, (6, 2, 2)), rng.integers(0, 40, (2, 6, 2))
+    edges = []
+    for layer in range(num_layers):
+        edges += [(2 * layer, 2 * layer + 1, forth), (2 * layer + 1, 2 * layer + 2, back)]
+    return Problem([wide if node % 2 == 0 else narrow for node in range(2 * num_layers + 1)], edges)
+
+
+@pytest.fixture
+def always_narrowed(monkeypatch):
+    """Let every elimination look for nodes like its own."""
+    monkeypatch.setattr(elimination, "_WORTH_NARROWING", 0)
+    asked = []
+    honest = elimination.Products.narrow
+    monkeypatch.setattr(elimination.Products, "narrow", lambda *args: asked.append(args) or honest(*args))
+    return asked
+
+
+def halved(problem: Problem) -> list[tuple[float, float]]:
+    """Search by halving, exactly: the error allowed is far below one unit."""
+    return [(point.memory, point.seconds) for point in track(problem, eps=1e-9).points]
+
+
+def test_choices_dropped_from_equal_layers_lose_nothing(always_narrowed):
+    for seed in range(20):
+        problem = repeated_layers(seed)
+        assert halved(problem) == [(point.memory, point.seconds) for point in track(problem).points]
+    assert any(len(choices) < 6 for *_, choices in always_narrowed)
+
+
+def test_dropping_a_choice_that_is_used_loses_points(always_narrowed, monkeypatch):
+    """The twin: one choice too many goes."""
+    honest = elimination.Products.narrow
+    monkeypatch.setattr(
+        elimination.Products, "narrow", lambda self, table, node, choices: honest(self, table, node, choices[1:])
+    )
+    lost = 0
+    for seed in range(10):
+        problem = repeated_layers(seed)
+        lost += halved(problem) != [(point.memory, point.seconds) for point in track(problem).points]
+    assert lost
+
+
+def test_a_sieve_that_shrinks_its_boxes_loses_points(monkeypatch):
+    """The twin of the sieve, whose result is compared with enumeration elsewhere."""
+    tables = importlib.import_module("autopar.tracking.tables")
+    problem = repeated_layers(3, 20)
+    whole = [(point.memory, point.seconds) for point in track(problem).points]
+    honest = tables.supports
+
+    def too_high(*args):
+        least, points = honest(*args)
+        return least * 1.05, points
+
+    monkeypatch.setattr(tables, "_MANY_RUNS", 0)
+    assert whole == [(point.memory, point.seconds) for point in track(problem).points]
+    monkeypatch.setattr(tables, "supports", too_high)
+    assert whole != [(point.memory, point.seconds) for point in track(problem).points]

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numba import njit
 
 __all__ = ["FORBIDDEN", "undominated_choices"]
 
@@ -63,7 +64,6 @@ class _Pruning:
             self.around[u].append((v, forth))
             self.around[v].append((u, back))
         self._kept: dict[tuple, np.ndarray] = {}
-        self._least: dict[tuple, np.ndarray] = {}
 
     def run(self) -> list[np.ndarray]:
         waiting = dict.fromkeys(range(len(self.nodes)))
@@ -93,24 +93,31 @@ class _Pruning:
         margin = costs[:, None, :] - costs[None, :, :]
         possible: np.ndarray = np.all(costs < FORBIDDEN, axis=-1)
         for other, edge in self.around[node]:
-            key = (id(edge), own.tobytes(), self.left[other].tobytes())
-            if key not in self._least:
-                self._least[key] = _least_differences(edge[own][:, self.left[other]])
-            margin = np.clip(margin + self._least[key], -FORBIDDEN, FORBIDDEN)
-            possible &= np.any(np.all(edge[own][:, self.left[other]] < FORBIDDEN, axis=-1), axis=1)
+            _add_least_differences(margin, possible, edge, own, self.left[other])
         if not possible.any():
             return own[:1]
         beaten: np.ndarray = np.all(margin >= 0, axis=-1)  # [a, b]: b is not worse than a
-        equal = beaten & beaten.T
         earlier = np.arange(len(own))[None, :] < np.arange(len(own))[:, None]
-        beaten &= possible[None, :] & (~equal | earlier)
+        beaten &= possible[None, :] & (~beaten.T | earlier)
         return own[possible & ~np.any(beaten, axis=1)]
 
 
-def _least_differences(edge: np.ndarray) -> np.ndarray:
-    """Return [a, b, 2]: the least that a costs more than b over the neighbour's choices; see the module."""
-    forbidden: np.ndarray = np.any(edge >= FORBIDDEN, axis=-1)
-    difference = edge[:, None] - edge[None, :]
-    # What a must not meet decides nothing against it.
-    difference[forbidden[:, None] & np.ones_like(forbidden)[None, :]] = FORBIDDEN
-    return difference.min(2)
+@njit(cache=True, nogil=True)
+def _add_least_differences(margin, possible, edge, own, left):
+    """Add to ``margin`` [a, b, 2] the least that a costs more than b over the neighbour's choices; see the module.
+
+    What a must not meet decides nothing against it; ``possible`` becomes false where it must not meet anything.
+    """
+    for a in range(own.shape[0]):
+        meets = False
+        for x in left:
+            meets |= edge[own[a], x, 0] < FORBIDDEN and edge[own[a], x, 1] < FORBIDDEN
+        possible[a] &= meets
+        for b in range(own.shape[0]):
+            for axis in range(2):
+                least = FORBIDDEN
+                for x in left:
+                    from_a, from_b = edge[own[a], x], edge[own[b], x]
+                    if from_a[0] < FORBIDDEN and from_a[1] < FORBIDDEN:
+                        least = min(least, from_a[axis] - from_b[axis])
+                margin[a, b, axis] = min(max(margin[a, b, axis] + least, -FORBIDDEN), FORBIDDEN)

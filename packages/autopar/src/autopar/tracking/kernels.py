@@ -8,7 +8,7 @@ the same merge: the result is the reduced union of several frontiers, each shift
 
 The kernel merges the shifted runs by a heap in ascending memory and keeps a point when it is faster than everything
 before. A run whose next points are not faster skips ahead by galloping search, so dominated points cost a logarithm
-instead of one step each.
+instead of one step each. Where many runs meet, most are left out beforehand (:mod:`autopar.tracking.sieve`).
 
 Source: TensorOpt's frontier operations (product, union, reduce), arXiv 2004.10856; the galloping merge is ours.
 """
@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
+
+from autopar.tracking.sieve import find_boxes, useful_part
 
 __all__ = ["combine_cells", "thin_run"]
 
@@ -80,8 +82,14 @@ def _grown(array: np.ndarray) -> np.ndarray:
 
 
 @njit(cache=True, nogil=True)
-def _open_runs(runs, cell_a, cell_b, stride_a, stride_b, num_choices, offsets_a, offsets_b, costs_a, costs_b):
-    """List the shifted runs of one cell: per choice and point of A, the points of B. Returns (runs, their number)."""
+def _open_runs(
+    runs, cell_a, cell_b, stride_a, stride_b, num_choices, offsets_a, offsets_b, costs_a, costs_b,
+    boxes, num_boxes, slopes, least_b,
+):  # fmt: skip
+    """List the shifted runs of one cell: per choice and point of A, the points of B. Returns (runs, their number).
+
+    With boxes, only the parts of runs that may reach one.
+    """
     num_runs = 0
     for choice in range(num_choices):
         a, b = cell_a + choice * stride_a, cell_b + choice * stride_b
@@ -89,11 +97,19 @@ def _open_runs(runs, cell_a, cell_b, stride_a, stride_b, num_choices, offsets_a,
         if start == end:
             continue
         for point in range(offsets_a[a], offsets_a[a + 1]):
+            memory, seconds = costs_a[point, 0], costs_a[point, 1]
+            first, last = start, end
+            if num_boxes > 0:
+                first, last = useful_part(
+                    boxes, num_boxes, memory, seconds, slopes, least_b[b], costs_b, start, end
+                )  # fmt: skip
+                if first >= last:
+                    continue
             if num_runs == runs.shape[0]:
                 runs = _grown(runs)
             run = runs[num_runs]
-            run[_MEMORY], run[_SECONDS] = costs_a[point, 0] + costs_b[start, 0], costs_a[point, 1] + costs_b[start, 1]
-            run[_CHOICE], run[_POINT_A], run[_POINT_B], run[_END] = choice, point, start, end
+            run[_MEMORY], run[_SECONDS] = memory + costs_b[first, 0], seconds + costs_b[first, 1]
+            run[_CHOICE], run[_POINT_A], run[_POINT_B], run[_END] = choice, point, first, last
             num_runs += 1
     return runs, num_runs
 
@@ -153,7 +169,8 @@ def _merge_runs(runs, num_runs, heap, costs_a, costs_b, rest, weights, limits, o
 
 @njit(cache=True, nogil=True)
 def combine_cells(
-    cells_a, cells_b, stride_a, stride_b, num_choices, offsets_a, offsets_b, costs_a, costs_b, rest, weights, limits
+    cells_a, cells_b, stride_a, stride_b, num_choices, offsets_a, offsets_b, costs_a, costs_b, rest, weights, limits,
+    slopes, least_a, points_a, least_b, points_b,
 ):  # fmt: skip
     """Combine two tables cell by cell: product per choice, union over choices, reduce.
 
@@ -170,6 +187,12 @@ def combine_cells(
         rest: float64 [cells, weights], bounds on what the rest of the problem adds; no weights for no bounds.
         weights: float64 [weights].
         limits: float64 [weights, weights], see :mod:`autopar.tracking.bounds`.
+        slopes: float64 [slopes], weights of the sieve; none for no sieve.
+        least_a: float64 [cells of A, slopes], with ``points_a`` as :func:`autopar.tracking.sieve.supports` returns
+            them; ``least_b`` and ``points_b`` likewise.
+        points_a: See ``least_a``.
+        least_b: See ``least_a``.
+        points_b: See ``least_a``.
 
     Returns:
         (offsets int64 [cells + 1], points int64 [points, 5]), a point being (memory, seconds, choice, point of A,
@@ -178,11 +201,19 @@ def combine_cells(
     offsets = np.zeros(cells_a.shape[0] + 1, np.int64)
     out = np.empty((max(1024, 2 * cells_a.shape[0]), _END), np.int64)
     runs, heap = np.empty((64, _END + 1), np.int64), np.empty(64, np.int64)
-    count = 0
+    num_slopes = slopes.shape[0]
+    boxes, stairs, sums = np.empty((num_slopes + 2, 4)), np.empty((num_slopes + 2, 2)), np.empty(num_slopes)
+    count = num_boxes = 0
     for cell in range(cells_a.shape[0]):
+        if num_slopes > 0:
+            num_boxes = find_boxes(
+                boxes, stairs, sums, slopes, cells_a[cell], cells_b[cell], stride_a, stride_b, num_choices,
+                offsets_a, offsets_b, costs_a, costs_b, least_a, points_a, least_b, points_b,
+            )  # fmt: skip
         runs, num_runs = _open_runs(
-            runs, cells_a[cell], cells_b[cell], stride_a, stride_b, num_choices, offsets_a, offsets_b, costs_a, costs_b
-        )
+            runs, cells_a[cell], cells_b[cell], stride_a, stride_b, num_choices, offsets_a, offsets_b, costs_a, costs_b,
+            boxes, num_boxes, slopes, least_b,
+        )  # fmt: skip
         if heap.shape[0] < runs.shape[0]:
             heap = np.empty(runs.shape[0], np.int64)
         out, count = _merge_runs(

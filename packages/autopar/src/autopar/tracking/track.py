@@ -17,6 +17,7 @@ Source: TensorOpt, sections on Frontier Tracking (FT-Elimination, FT-LDP), arXiv
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable
@@ -29,8 +30,9 @@ from autopar.frontier import Frontier
 from autopar.problem import Problem
 from autopar.tracking.bounds import Bounds, Factor, find_bounds
 from autopar.tracking.dominance import FORBIDDEN, undominated_choices
+from autopar.tracking.elimination import eliminate
 from autopar.tracking.order import balanced_order, elimination_order, largest_scope, subtree_sizes, widest_node
-from autopar.tracking.tables import Products, Table, leaf_table, recover_choices
+from autopar.tracking.tables import Products, Table, recover_choices
 
 __all__ = ["track", "track_all"]
 
@@ -148,8 +150,8 @@ def _search(costs: _Costs, eps: float, limits: _Limits, products: Products, boun
     results = []
     for combination in itertools.product(*(range(len(costs.nodes[node])) for node in enumerated)):
         fixed = costs.decided() | settled | dict(zip(enumerated, combination, strict=True))
-        tables = [products.known(leaf_table(scope, values)) for scope, values in costs.factors(fixed)]
-        table = _eliminate(tables, order, errors, products, bounds, limits.most_points)
+        tables = [products.leaf(scope, values) for scope, values in costs.factors(fixed)]
+        table = eliminate(tables, order, errors, products, bounds, limits.most_points)
         if table is None:
             return _Found([], False, False)
         results.append((fixed, table))
@@ -226,9 +228,9 @@ class _Costs:
 
     def factors(self, fixed: dict[int, int]) -> list[Factor]:
         """Return all costs by their nodes, ascending, with the choices of ``fixed`` put in."""
-        factors: list[Factor] = []
-        for node, costs in enumerate(self.nodes):
-            factors.append(((), costs[fixed[node]]) if node in fixed else ((node,), costs))
+        alone: dict[int, list[np.ndarray]] = {node: [costs] for node, costs in enumerate(self.nodes)}
+        constant = np.zeros(2, np.int64)
+        pairs: list[Factor] = []
         put_in: dict[tuple, np.ndarray] = {}
         for u, v, costs in self.edges:
             key = (id(costs), fixed.get(u), fixed.get(v), u < v)
@@ -237,8 +239,30 @@ class _Costs:
                 low, high = sorted((u, v))
                 values = values[:, fixed[high]] if high in fixed else values
                 put_in[key] = values[fixed[low]] if low in fixed else values
-            factors.append((tuple(sorted({u, v} - fixed.keys())), put_in[key]))
-        return factors
+            scope = tuple(sorted({u, v} - fixed.keys()))
+            if len(scope) == 2:
+                pairs.append((scope, put_in[key]))
+            elif scope:
+                alone[scope[0]].append(put_in[key])
+            else:
+                constant = _added(constant, put_in[key])
+        sums: dict[tuple, np.ndarray] = {}
+        factors: list[Factor] = []
+        for node, parts in alone.items():
+            if node in fixed:
+                constant = _added(constant, parts[0][fixed[node]])
+                continue
+            key = tuple(sorted(map(id, parts)))
+            if key not in sums:
+                sums[key] = functools.reduce(_added, parts)
+            factors.append(((node,), sums[key]))
+        return [((), constant), *factors, *pairs]
+
+
+def _added(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Add costs, negative where either is forbidden."""
+    forbidden = (a[..., :1] < 0) | (b[..., :1] < 0)
+    return np.where(forbidden, -1, a + b)
 
 
 def _plan_elimination(costs: _Costs, max_cells: int, balanced: bool) -> tuple[list[int], list[int]]:
@@ -284,49 +308,6 @@ def _best_alone(costs: _Costs, node: int) -> int:
         if node in (u, v):
             seconds += seconds_of(table).min(1 if u == node else 0)
     return int(seconds.argmin())
-
-
-# Points per cell below which thinning a table is not worth the error.
-_FEW_POINTS = 4
-
-
-def _eliminate(
-    tables: list[Table],
-    order: list[int],
-    errors: list[float],
-    products: Products,
-    bounds: Bounds | None,
-    most_points: float,
-) -> Table | None:
-    """Eliminate the nodes of ``order`` and return the table without scope that is left; ``None`` for a try in vain."""
-    waiting: dict[int, list[Table]] = {node: [] for node in order}
-    place = {node: position for position, node in enumerate(order)}
-    nothing = products.known(leaf_table((), np.zeros(2, np.int64)))
-    whole = nothing
-    for table in tables:
-        if table.scope:
-            waiting[min(table.scope, key=place.__getitem__)].append(table)
-        else:
-            whole = products.combine(whole, table)
-    for node in order:
-        # The table with most points comes last, so that it is merged once and the small ones multiply among themselves.
-        *small, large = sorted(waiting.pop(node), key=lambda table: table.num_points)
-        product = nothing
-        for table in small:
-            product = products.combine(product, table)
-        if bounds is None:
-            result = products.combine(product, large, node)
-        else:
-            result = products.combine_within(product, large, node, bounds.of_table(node))
-        if errors[node] > result.error and result.num_points > _FEW_POINTS * result.num_cells:
-            result = products.thin(result, errors[node])
-        if result.num_points > most_points:
-            return None
-        if result.scope:
-            waiting[min(result.scope, key=place.__getitem__)].append(result)
-        else:
-            whole = products.combine(whole, result)
-    return whole
 
 
 def _reduce(costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
