@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from pathlib import Path
@@ -12,9 +13,11 @@ from elastic_train.errors import input_error
 
 __all__ = ["EventLog", "read_events"]
 
+_logger = logging.getLogger(__name__)
+
 
 class EventLog:
-    """Writes the events of one worker.
+    """Writes the events of one worker; training goes on when they cannot be written, such as to a full disk.
 
     Args:
         path: File shared by all workers of a host; ``None`` writes nothing. Lines are appended whole.
@@ -22,15 +25,22 @@ class EventLog:
     """
 
     def __init__(self, path: str | Path | None, worker: str):
-        self._path, self._worker = path, worker
+        self._path, self._worker, self._is_failing = path, worker, False
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event with the time and this worker's id."""
         if self._path is None:
             return
         line = json.dumps({"t": time.time(), "worker": self._worker, "event": event, **fields}) + "\n"
-        with open(self._path, "a") as file:
-            file.write(line)
+        try:
+            with open(self._path, "a") as file:
+                file.write(line)
+            self._is_failing = False
+        except OSError as error:
+            if not self._is_failing:
+                _logger.warning("events of worker %s are not written: %s; make room or correct the path",
+                                self._worker, error)  # fmt: skip
+            self._is_failing = True
 
 
 def read_events(path: str | Path) -> list[dict[str, Any]]:

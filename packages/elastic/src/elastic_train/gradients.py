@@ -5,7 +5,9 @@ bucket are there, they are scaled by this worker's share of the global batch and
 the same order on every worker. ``finish`` waits for them. Scaling by the share and summing gives the mean over the
 global batch for any split of it, which dividing by the number of workers does not.
 
-Callers may not assume that gradients accumulate over several backward passes: one pass belongs to one step.
+Callers may not assume that gradients accumulate over several backward passes: one pass belongs to one step. Nor may
+they change gradients before ``finish``, as the sums are under way; what should happen to the sums belongs into the
+update of :class:`elastic_train.Optimizer`. A parameter that no worker used has a gradient of zero, not none.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ class _Bucket:
         self.views = {p: part.view(p.shape) for p, part in zip(parameters, parts, strict=True)}
         self.filled: set[nn.Parameter] = set()
         self.work: Any = None
+        self.version = 0  # of the buffer when its sum began; torch counts changes in place, gloo's are not counted
 
 
 class GradientSum:
@@ -58,6 +61,7 @@ class GradientSum:
         self._next = 0
         self._buckets = make_buckets(module, bucket_bytes)
         self._bucket_of = {p: bucket for bucket in self._buckets for p in bucket.views}
+        self._frozen = [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
         for parameter in self._bucket_of:
             parameter.register_post_accumulate_grad_hook(self._take)
 
@@ -67,6 +71,9 @@ class GradientSum:
         bucket = self._bucket_of[parameter]
         if parameter in bucket.filled:
             raise input_error("backward", "a second pass", "one backward pass per step", "call the optimizer's step")
+        if parameter.grad.layout != torch.strided:
+            shown, shape = f"of layout {parameter.grad.layout}", tuple(parameter.shape)
+            raise input_error(f"gradient of a parameter of shape {shape}", shown, "a dense one", "use sparse=False")
         torch.mul(parameter.grad, self.share, out=bucket.views[parameter])
         parameter.grad = bucket.views[parameter]
         bucket.filled.add(parameter)
@@ -78,6 +85,7 @@ class GradientSum:
 
     def _start(self, bucket: _Bucket) -> None:
         self._next += 1
+        bucket.version = bucket.buffer._version
         if self.links is None or self.links.size == 1 or self._failure is not None:
             return
         if self.measures_squares:
@@ -92,13 +100,15 @@ class GradientSum:
 
         Raises:
             RuntimeError: A member was lost.
+            InputError: Gradients were changed since the backward pass, or parameters came to require them.
         """
+        self._check_untouched()
         while self._next < len(self._buckets):
             bucket = self._buckets[self._next]
             for parameter, view in bucket.views.items():
                 if parameter not in bucket.filled:  # took no part in this worker's forward pass
                     view.zero_()
-                    parameter.grad = view
+                    parameter.grad = view if parameter.requires_grad else None
             self._start(bucket)
         try:
             for bucket in self._buckets:
@@ -109,6 +119,18 @@ class GradientSum:
             self.squares = self._measure() if self.measures_squares else None
         finally:
             self.reset()
+
+    def _check_untouched(self) -> None:
+        """Refuse what would make workers differ: gradients changed while they are summed, or not summed at all."""
+        if any(bucket.buffer._version != bucket.version for bucket in self._buckets[: self._next]):
+            raise input_error(
+                "gradients", "changed between backward() and step()", "as the backward pass left them, as their sums "
+                "over the workers are under way", "clip or unscale in elastic_train.Optimizer(inner, update=...)",
+            )  # fmt: skip
+        thawed = [name for name, parameter in self._frozen if parameter.requires_grad]
+        if thawed:
+            expected = "the parameters that required gradients when wrap was called, or fewer"
+            raise input_error("requires_grad", thawed[:3], expected, "wrap the module first and freeze parameters then")
 
     def _measure(self) -> tuple[float, float, float] | None:
         """Return what ``squares`` says, after all sums are done."""

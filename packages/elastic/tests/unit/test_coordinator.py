@@ -113,6 +113,36 @@ def test_gradients_are_weighted_and_repeatable():
         model[:2](x).mean().backward()
 
 
+def test_gradients_that_workers_would_not_share_are_refused():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+    gradients = GradientSum(model)
+    for _ in range(2):
+        model(torch.ones(5, 3)).mean().backward()
+        gradients.finish()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)  # after the sum, which is right
+        model.zero_grad()
+    model(torch.ones(5, 3)).mean().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    with pytest.raises(InputError, match="update="):
+        gradients.finish()
+    gradients.reset()
+    model.requires_grad_(True)
+    model(torch.ones(5, 3)).mean().backward()
+    with pytest.raises(InputError, match=r"'0.weight', '0.bias'.*wrap the module first"):
+        gradients.finish()
+
+
+def test_parameters_frozen_after_wrapping_have_no_gradient():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
+    gradients = GradientSum(model)
+    model[1].bias.requires_grad_(False)
+    model(torch.ones(5, 3)).mean().backward()
+    gradients.finish()
+    assert model[1].bias.grad is None
+    assert model[1].weight.grad is not None
+
+
 def test_making_an_optimizer_state_changes_nothing():
     model = torch.nn.Linear(3, 2)
     before = [p.clone() for p in model.parameters()]

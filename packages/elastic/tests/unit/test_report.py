@@ -13,7 +13,7 @@ from elastic_train import Controller
 from elastic_train.cli import main
 from elastic_train.coordinator import Member
 from elastic_train.errors import InputError
-from elastic_train.events import read_events
+from elastic_train.events import EventLog, read_events
 from elastic_train.generation import GenerationLog
 from elastic_train.report import render_html, summarize, watch
 from elastic_train.report.terminal import page
@@ -185,3 +185,13 @@ def test_top_from_the_command_line(tmp_path, capsys):
     assert main(["top", "--store", address, "--pages", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["generation"] == 0
     assert main(["status", "--store", address, "--watch", "0"]) == 2
+
+
+def test_events_that_cannot_be_written_stop_nobody(tmp_path, caplog):
+    log = EventLog(tmp_path / "missing" / "events.jsonl", "w3")
+    for _ in range(3):
+        log.write("ready")
+    assert [record.getMessage()[:42] for record in caplog.records] == ["events of worker w3 are not written: [Errn"]
+    (tmp_path / "missing").mkdir()
+    log.write("ready")
+    assert [event["event"] for event in read_events(tmp_path / "missing" / "events.jsonl")] == ["ready"]

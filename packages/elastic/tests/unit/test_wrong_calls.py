@@ -55,6 +55,23 @@ def train_badly(has_step):
         job.agent.close()
 
 
+def train_once(make_model, clip=None, scaler=None):
+    """Train one step of a job with one worker."""
+    job = elastic_train.init("memory:", "job", worker_id="w7")
+    try:
+        model = elastic_train.wrap(make_model())
+        optimizer = elastic_train.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        State(model=model, optimizer=optimizer)
+        for x in ElasticDataLoader(torch.ones(2, 1), 2):
+            loss = model(x.long() if clip is None and scaler is None else x).sum()
+            (scaler.scale(loss) if scaler else loss).backward()
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            scaler.step(optimizer) if scaler else optimizer.step()
+    finally:
+        job.agent.close()
+
+
 def controller():
     store = MemoryStore()
     GenerationLog(store, "job/generation").propose(1, ("a", "b"), "", "start")
@@ -186,6 +203,15 @@ WRONG_CALLS = {
     "step of another optimizer": (
         lambda _: train_badly(has_step=False), ElasticError,
         ("the batch of step 0 was not voted on", "step() of elastic_train.Optimizer", "wrap the optimizer", "rank 0")),
+    "gradients clipped before they are summed": (
+        lambda _: train_once(lambda: torch.nn.Linear(1, 1), clip=0.1), InputError,
+        ("gradients=", "changed between backward() and step()", "clip or unscale in elastic_train.Optimizer")),
+    "gradients unscaled before they are summed": (
+        lambda _: train_once(lambda: torch.nn.Linear(1, 1), scaler=torch.amp.GradScaler("cpu")), InputError,
+        ("GradScaler", "elastic_train.Optimizer", "scaler.step(inner), scaler.update()")),
+    "sparse gradients": (
+        lambda _: train_once(lambda: torch.nn.Embedding(2, 3, sparse=True)), InputError,
+        ("shape (2, 3)", "torch.sparse_coo", "use sparse=False")),
     "a step outside of a batch": (step_outside, InputError, ("step()", "ElasticDataLoader", "take batches from one")),
     "no batch": (
         lambda _: ElasticDataLoader([1], 0), InputError, ("global_batch_size=", "0", "pass the samples of one step")),
