@@ -9,6 +9,7 @@ bits in weights and batch-norm statistics. Default mode: the loss of every step 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -49,6 +50,11 @@ def wait_for_all(folder: Path, pids: dict[str, int]) -> None:
         time.sleep(0.02)
 
 
+def controlled(folder: Path) -> contextlib.closing[elastic_train.Controller]:
+    """Open a controller for one look: a file store must not be open while this process forks workers."""
+    return contextlib.closing(elastic_train.Controller(f"file://{folder}", "job"))
+
+
 def run_random(rng: random.Random, settings: forked.Settings, max_workers: int, may_kill: bool) -> dict[str, Any]:
     """Run a job whose workers come and go; returns its final line, its losses and what happened."""
     with tempfile.TemporaryDirectory() as name:
@@ -56,23 +62,23 @@ def run_random(rng: random.Random, settings: forked.Settings, max_workers: int, 
         settings = replace(settings, min_workers=1, step_seconds=0.02)
         pids = {"w0": forked.fork(folder, "w0", settings)}
         forked.wait_for_event(folder, "commit")
-        controller = elastic_train.Controller(f"file://{folder}", "job")
         for index in range(rng.randint(2, 5)):
             time.sleep(rng.uniform(0.0, 0.15))
-            members = controller.status()["members"]
+            with controlled(folder) as controller:
+                members = controller.status()["members"]
             if len(members) > 1 and rng.random() < 0.5:
                 victim = rng.choice(members)
                 if may_kill and rng.random() < 0.5:
                     os.kill(pids[victim], signal.SIGKILL)
                     story.append(f"{victim} killed")
                 else:
-                    controller.scale_in([victim])
+                    with controlled(folder) as controller:
+                        controller.scale_in([victim])
                     story.append(f"{victim} leaves")
             elif len(members) < max_workers:
                 worker = f"w{index + 1}"
                 pids[worker] = forked.fork(folder, worker, settings)
                 story.append(f"{worker} joins")
-        controller.close()
         wait_for_all(folder, pids)
         ends = forked.read(folder)[1]
         is_struck = any("killed" in line for line in story)

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import forked
 import torch
 
 import elastic_train
@@ -85,6 +86,21 @@ def wait_for_commit(folder: Path, seconds: float = 60.0) -> None:
         time.sleep(0.005)
 
 
+def members_of(folder: Path) -> list[str]:
+    """Return the members of the newest generation."""
+    # SQLite must not be open across a fork, so each look opens the store anew.
+    with contextlib.closing(elastic_train.Controller(f"file://{folder}", "job")) as controller:
+        return controller.status()["members"]
+
+
+def join(folder: Path, worker: str, step_seconds: float) -> int:
+    """Start a worker and wait until it is a member or the job has ended; returns its process id."""
+    pid, deadline = fork(folder, worker, step_seconds), time.monotonic() + 2.0
+    while worker not in members_of(folder) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return pid
+
+
 def steps_of(folder: Path) -> dict[int, list[dict[str, Any]]]:
     """Return the lines of each step that counted: those of the generation that did it last."""
     lines = [json.loads(line) for path in folder.glob("w*.jsonl") for line in path.read_text().splitlines()]
@@ -124,21 +140,20 @@ def run(rng: random.Random | None, step_seconds: float) -> tuple[dict[int, list[
         wait_for_commit(folder)
         for index in range(rng.randint(4, 7) if rng else 0):
             assert rng is not None
-            time.sleep(rng.uniform(0.0, 0.25))
-            # SQLite must not be open across a fork, so each look opens the store anew.
-            with contextlib.closing(elastic_train.Controller(f"file://{folder}", "job")) as controller:
-                members = [worker for worker in controller.status()["members"] if worker in pids]
-            if len(members) > 1 and rng.random() < 0.5:
+            time.sleep(rng.uniform(0.0, 0.15))
+            members = [worker for worker in members_of(folder) if worker in pids]
+            if len(members) > 1 and rng.random() < 0.6:
                 victim = rng.choice(members)
-                if rng.random() < 0.7:
+                if rng.random() < 0.6:
                     os.kill(pids[victim], signal.SIGKILL)
+                    story.append(f"{victim} is killed")
                 else:
                     with contextlib.closing(elastic_train.Controller(f"file://{folder}", "job")) as controller:
                         controller.scale_in([victim])
-                story.append(f"{victim} goes")
+                    story.append(f"{victim} leaves")
                 os.waitpid(pids.pop(victim), 0)
-            elif len(members) < 5:
-                pids[f"w{index + 1}"] = fork(folder, f"w{index + 1}", step_seconds)
+            elif len(members) < 4:
+                pids[f"w{index + 1}"] = join(folder, f"w{index + 1}", step_seconds)
                 story.append(f"w{index + 1} comes")
         waiting, ended = dict(pids), float("inf")
         while waiting:
@@ -159,6 +174,7 @@ def main() -> dict[str, Any]:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", metavar="FILE", type=Path)
     args = parser.parse_args()
+    forked.warm_up()  # so that newcomers join while the job still runs
     rng = random.Random(args.seed)
     quiet_steps = run(None, 0.0)[0]
     quiet = [float(sum(entry["loss"] for entry in entries)) for entries in quiet_steps.values()]
@@ -166,7 +182,9 @@ def main() -> dict[str, Any]:
     runs = [run(rng, 0.02) for _ in range(args.histories)]
     result = {
         "histories": len(runs),
-        "changes": sum(len(story) for _, story in runs),
+        "joins": sum(line.endswith("comes") for _, story in runs for line in story),
+        "leaves": sum(line.endswith("leaves") for _, story in runs for line in story),
+        "kills": sum(line.endswith("killed") for _, story in runs for line in story),
         "steps": len(quiet),
         "records": EPOCHS * sum(LENGTHS),
         "wrong": [(index, fault) for index, (steps, _) in enumerate(runs) for fault in faults_of(steps, quiet)],

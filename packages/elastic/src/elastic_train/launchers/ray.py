@@ -120,11 +120,7 @@ class RayJob:
         self.ended: dict[str, BaseException | None] = {}
 
     def scale_out(self, num_workers: int = 1, replaces: str = "") -> list[str]:
-        """Start workers, which join when they are ready; returns their ids.
-
-        Args:
-            num_workers: How many; those started together join in one switch.
-            replaces: Worker that leaves in the same switch, for one newcomer.
+        """Start actors, each of which is a worker; see :meth:`elastic_train.launchers.LocalJob.scale_out`.
 
         Raises:
             JobStateError: The job would have more than its most workers.
@@ -153,7 +149,7 @@ class RayJob:
         return Controller(self._opened, self.job_id).scale_in(workers)
 
     def migrate(self, worker: str) -> str:
-        """Start a worker that takes the place of another, in one switch; returns its id."""
+        """Start an actor that takes the place of a worker; see :meth:`elastic_train.launchers.LocalJob.migrate`."""
         return self.scale_out(1, replaces=worker)[0]
 
     def serve_orders(self) -> list[str]:
@@ -200,7 +196,7 @@ class RayJob:
         return dict(self.ended)
 
     def close(self) -> None:
-        """Kill the workers that still run, and stop serving the store."""
+        """Kill the actors that still run, and stop serving the store."""
         for actor, _ in self.workers.values():
             self._ray.kill(actor)
         self.workers = {}

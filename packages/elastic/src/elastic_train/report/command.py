@@ -59,7 +59,8 @@ def _status(args: argparse.Namespace) -> dict[str, Any]:
         status = controller.status()
     title = f"job {status['job']}: generation {status['generation']} ({status['status']}), leader {status['leader']}"
     table(title, ["worker", "phase"], list(status["workers"].items()))
-    say(f"step {status['step']}, {status['samples_per_second']:.1f} samples per second")
+    data = f"; a sample counts {status['data']}" if status["data"] else ""
+    say(f"step {status['step']}, {status['samples_per_second']:.1f} samples per second{data}")
     return status
 
 
