@@ -16,7 +16,7 @@ from elastic_train.adaptation import AdaScale, BatchSchedule, FollowThroughput, 
 from elastic_train.errors import ElasticError, FencedError, InputError, JobStateError, StoreError
 from elastic_train.generation import GenerationLog
 from elastic_train.launchers import LocalJob
-from elastic_train.scheduler import Cluster, Workload, policy, read_philly, simulate
+from elastic_train.scheduler import Cluster, Workload, policy, read_philly, read_tiresias, simulate
 from elastic_train.scheduler.policies import ProbabilisticLending, Tiresias
 from elastic_train.shards import BinaryRecords, Iterables, TextLines
 from elastic_train.snapshots import LocalState
@@ -70,6 +70,12 @@ def train_once(make_model, clip=None, scaler=None):
             scaler.step(optimizer) if scaler else optimizer.step()
     finally:
         job.agent.close()
+
+
+def read_tiresias_rows(folder, *rows):
+    path = folder / "jobs.csv"
+    path.write_text("\n".join(["job_id,num_gpu,submit_time,duration", *rows]))
+    read_tiresias(path)
 
 
 def controller():
@@ -223,6 +229,16 @@ WRONG_CALLS = {
     "cluster": (lambda _: Cluster(0), InputError, ("cluster=", "num_gpus=0", "correct the cluster")),
     "job wider than the cluster": (
         lambda _: simulate(workload(), policy("fifo"), Cluster(1)), InputError, ("job 0=", "2", "enlarge the cluster")),
+    "times without an end": (
+        lambda _: workload((0.0, float("nan"))), InputError, ("submit_seconds of job 1=", "nan", "correct the job")),
+    "trace with a word for a number": (
+        lambda folder: read_tiresias_rows(folder, "a,x,0,5"), InputError,
+        ("jobs.csv, line 2=", "{'num_gpu': 'x'}", "correct the line")),
+    "trace with a negative duration": (
+        lambda folder: read_tiresias_rows(folder, "a,1,0,-5"), InputError,
+        ("jobs.csv, line 2=", "{'duration': '-5'}", "correct the line")),
+    "trace without jobs": (
+        lambda folder: read_tiresias_rows(folder), InputError, ("jobs.csv=", "no rows", "check the file")),
     "unsorted jobs": (
         lambda _: workload((5.0, 1.0)), InputError, ("submit_seconds=", "1.0 after 5.0", "sort the jobs")),
     "limits of a job": (

@@ -67,6 +67,10 @@ class Workload:
     def __post_init__(self) -> None:
         if len(self.submit_seconds) == 0:
             raise input_error("workload", "no jobs", "at least one job", "check the trace file")
+        for name, column in (("submit_seconds", self.submit_seconds), ("work", self.work)):
+            if not np.isfinite(column).all():
+                at = int(np.argmin(np.isfinite(column)))
+                raise input_error(f"{name} of job {at}", float(column[at]), "a finite number", "correct the job")
         backwards = np.flatnonzero(np.diff(self.submit_seconds) < 0)
         if len(backwards):
             before, after = self.submit_seconds[backwards[0] : backwards[0] + 2].tolist()
@@ -95,8 +99,8 @@ class Workload:
 
     def at_load(self, factor: float) -> Workload:
         """Return the same jobs arriving ``factor`` times as fast."""
-        if factor <= 0:
-            raise input_error("factor", factor, "a number above 0", "use 1.0 for the trace as it is")
+        if not 0 < factor < float("inf"):
+            raise input_error("factor", factor, "a finite number above 0", "use 1.0 for the trace as it is")
         return replace(self, submit_seconds=self.submit_seconds / factor)
 
     def first(self, num_jobs: int) -> Workload:

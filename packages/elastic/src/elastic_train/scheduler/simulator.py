@@ -39,8 +39,12 @@ class Cluster:
     round_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.num_gpus < 1 or self.round_seconds <= 0 or min(self.rescale_seconds, self.start_seconds) < 0:
-            raise input_error("cluster", self, "num_gpus >= 1, round_seconds > 0, costs >= 0", "correct the cluster")
+        costs = (self.rescale_seconds, self.start_seconds)
+        is_finite = np.isfinite([self.round_seconds, *costs]).all()
+        if self.num_gpus < 1 or not is_finite or self.round_seconds <= 0 or min(costs) < 0:
+            raise input_error(
+                "cluster", self, "num_gpus >= 1, round_seconds > 0, costs >= 0, all finite", "correct the cluster"
+            )
 
 
 class Policy(Protocol):

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from elastic_train.errors import input_error
+from elastic_train.errors import InputError, input_error
 from elastic_train.scheduler.jobs import Workload, amdahl_curve
 
 __all__ = ["POLLUX_GPU_HOURS", "StepModel", "read_alibaba", "read_philly", "read_pollux", "read_tiresias"]
@@ -30,15 +31,39 @@ POLLUX_GPU_HOURS = {"ncf": 0.3, "cifar10": 0.6, "bert": 3.0, "deepspeech2": 5.0,
 _POLLUX_GPUS_PER_HOST = 4
 
 
-def _rows(path: str | Path, required: Iterable[str]) -> Iterator[dict[str, str]]:
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(text)
+    return seconds
+
+
+def _rows(path: str | Path, columns: Mapping[str, Callable[[str], Any]]) -> Iterator[dict[str, str]]:
+    """Yield the rows of a CSV that has some columns, in each of which every value can be converted."""
     path = Path(path)
     opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", newline="") as file:
-        reader = csv.DictReader(file)
-        missing = sorted(set(required) - set(reader.fieldnames or ()))
-        if missing:
-            raise input_error(str(path), f"columns {reader.fieldnames}", f"also {missing}", "name the right format")
-        yield from reader
+    number, name, value = 1, "", None
+    try:
+        with opener(path, "rt", newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            missing = sorted(set(columns) - set(reader.fieldnames or ()))
+            if missing:
+                raise input_error(str(path), f"columns {reader.fieldnames}", f"also {missing}", "name the right format")
+            for row in reader:
+                number = reader.line_num
+                for name, convert in columns.items():
+                    value = row[name]
+                    convert(value)
+                yield row
+    except InputError:
+        raise
+    except (ValueError, TypeError, csv.Error) as error:
+        remedy = "correct the line, or delete it"
+        raise input_error(
+            f"{path}, line {number}", {name: value}, "a CSV of jobs with times and counts", remedy
+        ) from error
+    if number == 1:
+        raise input_error(str(path), "no rows", "at least one", "check the file")
 
 
 @dataclass(frozen=True)
@@ -80,11 +105,11 @@ class StepModel:
         columns = ("local_bsz", "step_time", "sync_time")
         points = [
             (int(row["num_nodes"]), int(row["num_replicas"]), *(float(row[name]) for name in columns))
-            for row in _rows(scalability, ("num_nodes", "num_replicas", *columns))
+            for row in _rows(scalability, {"num_nodes": int, "num_replicas": int, **dict.fromkeys(columns, _seconds)})
         ]
         points += [
             (len(row["placement"]), sum(map(int, row["placement"])), *(float(row[name]) for name in columns))
-            for row in _rows(placements, ("placement", *columns))
+            for row in _rows(placements, {"placement": int, **dict.fromkeys(columns, _seconds)})
         ]
         hosts, gpus, local, step, sync = np.array(points).T
         a, b = _line(local, step - sync)
@@ -118,7 +143,8 @@ def read_pollux(path: str | Path, applications: str | Path, max_gpus: int = 64) 
     Returns:
         Jobs whose curves are in samples per second at their own global batch.
     """
-    rows = sorted(_rows(path, ("name", "time", "application", "num_replicas", "batch_size")), key=_pollux_time)
+    columns = {"name": str, "time": _seconds, "application": str, "num_replicas": int, "batch_size": int}
+    rows = sorted(_rows(path, columns), key=_pollux_time)
     folder = Path(applications)
     kinds = sorted({(row["application"], int(row["batch_size"])) for row in rows})
     unknown = sorted({application for application, _ in kinds} - set(POLLUX_GPU_HOURS))
@@ -145,7 +171,8 @@ def _pollux_time(row: dict[str, str]) -> float:
 
 def read_philly(path: str | Path, serial_share: float = 0.02, max_growth: int = 2) -> Workload:
     """Read Philly jobs (``timestamp,duration,num_gpus,gpu_time,cluster``, plain or ``.gz``); clusters become groups."""
-    rows = list(_rows(path, ("timestamp", "duration", "num_gpus", "cluster")))
+    columns = {"timestamp": datetime.fromisoformat, "duration": _seconds, "num_gpus": int, "cluster": str}
+    rows = list(_rows(path, columns))
     submit = [datetime.fromisoformat(row["timestamp"]).timestamp() for row in rows]
     return _from_durations(
         submit, rows, "duration", "num_gpus", serial_share, max_growth, [row["cluster"] for row in rows]
@@ -154,15 +181,16 @@ def read_philly(path: str | Path, serial_share: float = 0.02, max_growth: int = 
 
 def read_tiresias(path: str | Path, serial_share: float = 0.02, max_growth: int = 2) -> Workload:
     """Read Tiresias jobs (``job_id,num_gpu,submit_time,…,duration,…``)."""
-    rows = list(_rows(path, ("job_id", "num_gpu", "submit_time", "duration")))
+    rows = list(_rows(path, {"job_id": str, "num_gpu": int, "submit_time": _seconds, "duration": _seconds}))
     submit = [float(row["submit_time"]) for row in rows]
     return _from_durations(submit, rows, "duration", "num_gpu", serial_share, max_growth, None)
 
 
 def read_alibaba(path: str | Path, serial_share: float = 0.02, max_growth: int = 2) -> Workload:
     """Read Alibaba GPU pods that ask for whole GPUs and have ended; their quality of service becomes the group."""
-    needed = ("name", "num_gpu", "gpu_milli", "qos", "creation_time", "deletion_time", "scheduled_time")
-    rows = [row for row in _rows(path, needed) if int(row["num_gpu"]) > 0 and row["scheduled_time"]]
+    times = dict.fromkeys(("deletion_time", "scheduled_time"), str)  # may be empty
+    columns = {"name": str, "num_gpu": int, "gpu_milli": int, "qos": str, "creation_time": _seconds, **times}
+    rows = [row for row in _rows(path, columns) if int(row["num_gpu"]) > 0 and row["scheduled_time"]]
     rows = [row for row in rows if int(row["gpu_milli"]) == 1000 and row["deletion_time"]]
     for row in rows:
         row["seconds"] = str(float(row["deletion_time"]) - float(row["scheduled_time"]))
