@@ -113,9 +113,10 @@ def _move_back(x: Tensor, dim: int) -> Tensor:
 
 
 def _all_gather(x: Tensor, form: int, to: int, groups: MeshGroups, axis: int, phase: str) -> Tensor:
-    rows = _move_front(x, form)
     group = groups.axes[axis]
-    gathered, _ = group.all_gather_v(rows, tag=f"all_gather.{phase}", counts=[rows.shape[0]] * group.size)
+    counts = [x.shape[form]] * group.size
+    # The copy that is sent is let go of before the result is moved back.
+    gathered, _ = group.all_gather_v(_move_front(x, form), tag=f"all_gather.{phase}", counts=counts)
     return _move_back(gathered, form)
 
 
@@ -129,9 +130,8 @@ def _reduce_scatter(x: Tensor, form: int, to: int, groups: MeshGroups, axis: int
 def _all_to_all(x: Tensor, form: int, to: int, groups: MeshGroups, axis: int, phase: str) -> Tensor:
     """Cut along ``to``, exchange, join along ``form``."""
     group = groups.axes[axis]
-    pieces = torch.stack(x.chunk(group.size, to))
     ones = [1] * group.size
-    received, _ = group.all_to_all_v(pieces, ones, ones, tag=f"all_to_all.{phase}")
+    received, _ = group.all_to_all_v(torch.stack(x.chunk(group.size, to)), ones, ones, tag=f"all_to_all.{phase}")
     return torch.cat(received.unbind(0), form)
 
 

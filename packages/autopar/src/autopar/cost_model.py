@@ -31,6 +31,7 @@ from autopar.rules import Configuration, rule_of
 __all__ = [
     "ConversionCost",
     "conversion_cost",
+    "copied_bytes",
     "internal_messages",
     "local_bytes",
     "operator_seconds",
@@ -39,6 +40,9 @@ __all__ = [
     "update_seconds",
     "working_bytes",
 ]
+
+# Views of a part, whose backward pass makes a whole gradient of the parts'.
+_CUTS = ("unbind", "split", "split_with_sizes", "chunk", "select", "slice")
 
 
 # Temporaries of a parameter's size while it is updated, one parameter after another (``foreach=False``).
@@ -141,14 +145,24 @@ def saved_bytes(operator: Operator, config: Configuration, mesh: Sequence[int]) 
 
 
 def working_bytes(operator: Operator, config: Configuration, mesh: Sequence[int]) -> int:
-    """Return the bytes that live only while an operator runs backward: gradients of its output and inputs."""
-    if rule_of(operator.kind).is_view or not operator.output.has_gradient:
+    """Return the bytes that live only while an operator runs backward.
+
+    These are gradients of its output and inputs, and what kernels make besides, as seen on a CPU: convolutions copy
+    input and gradient into a layout of their own, the gradient of a loss over classes passes through one of the
+    logarithms, and the backward of a cut makes a whole gradient of the parts'.
+    """
+    if not operator.output.has_gradient:
         return 0
-    total = local_bytes(operator.output, config.output, mesh)
+    first = local_bytes(operator.input_info[0], config.inputs[0], mesh) if operator.inputs else 0
+    if rule_of(operator.kind).is_view:
+        return first if operator.kind in _CUTS else 0
+    total = output = local_bytes(operator.output, config.output, mesh)
     for info, layout in zip(operator.input_info, config.inputs, strict=True):
         if info.has_gradient:
             total += local_bytes(info, layout, mesh)
-    return total
+    if operator.kind.startswith("conv"):
+        return total + first + output
+    return total + first if operator.kind == "cross_entropy_loss" else total
 
 
 @dataclass(frozen=True)
@@ -166,6 +180,22 @@ class ConversionCost:
     forward_seconds: float
     moves_data: bool
     gathers: bool
+
+
+def copied_bytes(step: Step, info: TensorInfo, mesh: Sequence[int]) -> int:
+    """Return the most that one step of re-scheduling holds of a gradient on its way back, besides the gradient.
+
+    Collectives move rows: along another dim than the first, what is sent and what arrives are copies.
+    """
+    if mesh[step.axis] == 1:
+        return 0
+    have, made = local_bytes(info, step.after, mesh), local_bytes(info, step.before, mesh)
+    along = max(step.after[step.axis], step.before[step.axis])
+    if step.backward == "all_gather":
+        return 2 * made if along else made
+    if step.backward == "reduce_scatter":
+        return (2 if along else 1) * have + made
+    return {"all_to_all": 2 * made, "all_reduce": made, "pad": made, "mask": made}.get(step.backward, 0)
 
 
 def conversion_cost(

@@ -19,7 +19,7 @@ import numpy as np
 
 from autopar.errors import InfeasibleError, ProblemError
 
-__all__ = ["Frontier", "FrontierPoint"]
+__all__ = ["Frontier", "FrontierOfPlans", "FrontierPoint"]
 
 _SCHEMA = "autopar.frontier"
 _VERSION = 1
@@ -191,3 +191,13 @@ class Frontier:
             raise InfeasibleError(
                 "the frontier is empty: every combination of choices is forbidden; allow more choices per operator"
             )
+
+
+class FrontierOfPlans(Frontier):
+    """A frontier whose points are documents of their own, made when they are asked for."""
+
+    def __getitem__(self, index: int) -> Any:
+        index = range(len(self))[index]
+        if index not in self._points:
+            self._points[index] = self._choices_of(index)  # type: ignore[assignment]
+        return self._points[index]

@@ -214,43 +214,51 @@ def _run_batch_norm(operator: Operator, config: Configuration, inputs: list[Tens
     named = [operator.input_at(position) for position in range(5)]
     x, weight, bias, mean, variance = (None if slot is None else inputs[slot] for slot in named)
     momentum, eps = operator.argument(6, "momentum", 0.1), operator.argument(7, "eps", 1e-5)
-    normal, batch_mean, batch_variance, count = _SharedNorm.apply(x, eps, axes, context.groups)
+    result, batch_mean, batch_variance, count = _SharedNorm.apply(x, weight, bias, eps, axes, context.groups)
     with torch.no_grad():
         if mean is not None and variance is not None:
             mean.mul_(1 - momentum).add_(batch_mean, alpha=momentum)
             variance.mul_(1 - momentum).add_(batch_variance, alpha=momentum * count / (count - 1))
-    sizes = [1, -1] + [1] * (normal.dim() - 2)
-    if weight is not None:
-        normal = normal * weight.view(sizes)
-    return normal if bias is None else normal + bias.view(sizes)
+    return result
 
 
 class _SharedNorm(torch.autograd.Function):
-    """Normalise by mean and variance over all ranks that split the samples."""
+    """Normalise by mean and variance over all ranks that split the samples; as the usual one, keep only the input."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, eps: float, axes: list[int], groups: MeshGroups) -> Any:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, axes: list[int], groups: MeshGroups
+    ) -> Any:
         dims = [dim for dim in range(x.dim()) if dim != 1]
-        sizes = [1, -1] + [1] * (x.dim() - 2)
-        count = x.numel() // x.shape[1] * math.prod(groups.mesh[axis] for axis in axes)
-        mean = _sum_over(x.sum(dims), axes, groups, "forward") / count
-        centred = x - mean.view(sizes)
-        variance = _sum_over((centred * centred).sum(dims), axes, groups, "forward") / count
-        scale = (variance + eps).rsqrt()
-        normal = centred * scale.view(sizes)
-        ctx.save_for_backward(normal, scale)
-        ctx.axes, ctx.groups, ctx.count = axes, groups, count
+        here = x.numel() // x.shape[1]
+        count = here * math.prod(groups.mesh[axis] for axis in axes)
+        own_variance, own_mean = torch.var_mean(x, dims, correction=0)
+        mean = _sum_over(own_mean * here, axes, groups, "forward") / count
+        squares = (own_variance + (own_mean - mean).square()) * here
+        variance = _sum_over(squares, axes, groups, "forward") / count
+        ctx.save_for_backward(x, weight, mean, variance)
+        ctx.eps, ctx.axes, ctx.groups, ctx.count = eps, axes, groups, count
         ctx.mark_non_differentiable(mean, variance)
-        return normal, mean, variance, count
+        return torch.nn.functional.batch_norm(x, mean, variance, weight, bias, eps=eps), mean, variance, count
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
-        normal, scale = ctx.saved_tensors
-        dims = [dim for dim in range(grad.dim()) if dim != 1]
-        sizes = [1, -1] + [1] * (grad.dim() - 2)
-        sums = torch.cat([grad.sum(dims), (grad * normal).sum(dims)])
-        total, along = (_sum_over(sums, ctx.axes, ctx.groups, "backward") / ctx.count).chunk(2)
-        return scale.view(sizes) * (grad - total.view(sizes) - normal * along.view(sizes)), None, None, None
+        x, weight, mean, variance = ctx.saved_tensors
+        scale = (variance + ctx.eps).rsqrt()
+        sizes = [1, -1] + [1] * (x.dim() - 2)
+        wanted = [False, True, True]
+        _, along, total = torch.ops.aten.native_batch_norm_backward(
+            grad, x, torch.ones_like(mean), mean, variance, mean, scale, False, ctx.eps, wanted
+        )
+        sums = _sum_over(torch.cat([total, along]), ctx.axes, ctx.groups, "backward") / ctx.count
+        mean_total, mean_along = sums.chunk(2)
+        outer = scale if weight is None else scale * weight
+        slope = -outer * scale * mean_along
+        # In three passes over one tensor: outer * (grad - mean_total - normal * mean_along).
+        result = grad * outer.view(sizes)
+        result.addcmul_(x, slope.view(sizes)).sub_((outer * mean_total + slope * mean).view(sizes))
+        wants_weight, wants_bias = ctx.needs_input_grad[1:3]
+        return result, along if wants_weight else None, total if wants_bias else None, None, None, None
 
 
 def _sum_over(x: Tensor, axes: Sequence[int], groups: MeshGroups, phase: str) -> Tensor:

@@ -98,7 +98,8 @@ class Plan(PlanDocument):
         graph: Fingerprint of its captured step.
         torch_version: Version of torch it was captured with.
         mesh: Sizes of the axes.
-        memory: Bytes per device by which plans are compared, an upper bound of ``predicted.memory_bytes``.
+        memory: Bytes per device by which plans are compared: an upper bound of ``predicted.memory_bytes`` but for the
+            copies that re-scheduling of gradients makes.
         seconds: Seconds per step.
         operators: By name.
         parameters: By name in the module.

@@ -10,6 +10,7 @@ Source: TensorOpt's search options (arXiv 2004.10856): ``mini_time``, ``mini_par
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ import torch
 from autopar.cluster import Cluster
 from autopar.cost_model import update_bytes
 from autopar.errors import InfeasibleError, ProblemError
-from autopar.frontier import Frontier
+from autopar.frontier import Frontier, FrontierOfPlans
 from autopar.graph import Graph, Operator
 from autopar.placement import R, divides, format_layout, parse_layout
 from autopar.plan import OperatorPlan, ParameterPlan, Plan, Prediction
@@ -36,29 +37,29 @@ __all__ = ["PlanFrontier", "mini_parallelism", "plan_of", "profile", "search"]
 _MAX_CELLS = 1 << 21
 
 
-class PlanFrontier(Frontier):
+class PlanFrontier(FrontierOfPlans):
     """A frontier whose points are :class:`~autopar.plan.Plan`; memory in bytes."""
 
-    def __getitem__(self, index: int) -> Any:
-        index = range(len(self))[index]
-        if index not in self._points:
-            self._points[index] = self._choices_of(index)  # type: ignore[assignment]
-        return self._points[index]
-
     def mini_time(self, memory: float | None = None) -> Any:
-        """Return the fastest plan that fits into ``memory`` bytes per device.
+        """Return the fastest plan that fits into ``memory`` bytes per device, by its bound and by its predicted peak.
 
         Raises:
             InfeasibleError: Nothing fits; the message names the least memory possible and what binds it.
         """
-        if memory is not None and len(self) and memory < self.memory[0]:
-            plan = self[0]
-            raise InfeasibleError(
-                f"memory={memory:g} is not feasible: the least memory of any plan is {self.memory[0]:g} bytes "
-                f"({format_bytes(self.memory[0])}), most of it for {plan.predicted.binding}; raise the budget, use "
-                "more devices or a smaller batch"
-            )
-        return super().mini_time(memory)
+        if memory is None or not len(self):
+            return super().mini_time(memory)
+        for index in reversed(range(int(np.searchsorted(self.memory, memory, side="right")))):
+            plan = self[index]
+            # The bound does not count copies made while gradients are re-scheduled; the prediction does.
+            if plan.predicted.memory_bytes <= memory:
+                return plan
+        plan = self[0]
+        least = max(self.memory[0], plan.predicted.memory_bytes)
+        raise InfeasibleError(
+            f"memory={memory:g} is not feasible: the least memory of any plan is {least:g} bytes "
+            f"({format_bytes(least)}), most of it for {plan.predicted.binding}; raise the budget, use more devices or "
+            "a smaller batch"
+        )
 
     def save(self, path: str | Path) -> None:
         """Write every plan into one JSON file."""
@@ -368,7 +369,7 @@ def mini_parallelism(
     least, fastest = np.inf, np.inf
     for count, frontier in ((n, profile(graph, cluster, [n], eps)[n]) for n in range(1, cluster.num_devices + 1)):
         least = min(least, frontier.memory[0])
-        if frontier.memory[0] <= budget:
+        with contextlib.suppress(InfeasibleError):
             plan = frontier.mini_time(budget)
             fastest = min(fastest, plan.seconds)
             if seconds is None or plan.seconds <= seconds:

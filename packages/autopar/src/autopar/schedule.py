@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from autopar.cluster import Cluster
 from autopar.cost_model import (
     conversion_cost,
+    copied_bytes,
     internal_messages,
     local_bytes,
     operator_seconds,
@@ -29,9 +30,6 @@ from autopar.retention import storage_needs
 from autopar.rules import Configuration, configurations, rule_of
 
 __all__ = ["Schedule"]
-
-# Views of a part, whose backward pass makes a whole gradient of the parts'.
-_CUTS = ("unbind", "split", "split_with_sizes", "chunk", "select", "slice")
 
 
 @dataclass(eq=False)
@@ -65,7 +63,7 @@ class Schedule:
         mesh: Sequence[int],
         operators: dict[str, OperatorPlan],
         parameters: dict[str, ParameterPlan],
-        source: Layout | None = None,
+        given: Layout | None = None,
         result: Layout | None = None,
     ) -> Schedule:
         """Read a plan's layouts.
@@ -75,7 +73,7 @@ class Schedule:
             mesh: Sizes of the axes.
             operators: Layouts of operators, by name.
             parameters: Layouts of parameters and buffers, by name in the module.
-            source: Layout in which the first leaf comes in, of a part of a step; whole when left out.
+            given: Layout in which the first leaf comes in, of a part of a step; whole when left out.
             result: Layout in which the result leaves; whole when left out.
 
         Raises:
@@ -88,8 +86,8 @@ class Schedule:
             if operator.is_leaf:
                 planned = parameters.get(operator.target)
                 layout = parse_layout(planned.stored) if planned else whole
-                if position == 0 and source is not None:
-                    layout = source
+                if position == 0 and given is not None:
+                    layout = given
                 found.stored[position] = layout
                 if planned and planned.drop:
                     found.drops.add(position)
@@ -190,7 +188,7 @@ class Schedule:
             if config is None:
                 sets.append(0)
                 continue
-            largest = working_bytes(operator, config, self.mesh)
+            largest = max(working_bytes(operator, config, self.mesh), self._moving_bytes(position, config))
             for slot, source in enumerate(operator.inputs):
                 leaf = self.graph.operators[source]
                 if leaf.kind == "parameter":
@@ -200,6 +198,21 @@ class Schedule:
                         largest = max(largest, copies * local_bytes(leaf.output, config.inputs[slot], self.mesh))
             sets.append(largest)
         return sets
+
+    def _moving_bytes(self, position: int, config: Configuration) -> int:
+        """Return what gradients take together while those of an operator's inputs, or its own, are re-scheduled."""
+        operator = self.graph.operators[position]
+        pairs = zip(operator.input_info, config.inputs, strict=True)
+        gradients = sum(local_bytes(info, layout, self.mesh) for info, layout in pairs if info.has_gradient)
+        most = 0
+        for slot, source in enumerate(operator.inputs):
+            info = self.graph.operators[source].output
+            for step in self.feeds[position][slot] if info.has_gradient else ():
+                most = max(most, gradients + copied_bytes(step, info, self.mesh))
+        for step in self.delivery.get(position, ()) if operator.output.has_gradient else ():
+            handed = local_bytes(operator.output, step.after, self.mesh)
+            most = max(most, handed + copied_bytes(step, operator.output, self.mesh))
+        return most
 
     def waiting_gradients(self) -> list[int]:
         """Return per operator the bytes of gradients that wait for earlier operators while its backward runs.
@@ -223,22 +236,6 @@ class Schedule:
                 change[last] -= size
         return list(itertools.accumulate(change[:-1]))
 
-    def kernel_copies(self) -> list[int]:
-        """Return per operator what its backward allocates besides gradients of its inputs, as seen on a CPU.
-
-        Convolutions copy their input and the gradient into a layout of their own; the backward of a cut makes a whole
-        gradient of the parts'.
-        """
-        copies = [0] * len(self.graph.operators)
-        for position, (operator, config) in enumerate(zip(self.graph.operators, self.configs, strict=True)):
-            if config is None or not operator.output.has_gradient:
-                continue
-            if operator.kind in _CUTS or operator.kind.startswith("conv"):
-                copies[position] = local_bytes(operator.input_info[0], config.inputs[0], self.mesh)
-            if operator.kind.startswith("conv"):
-                copies[position] += local_bytes(operator.output, config.output, self.mesh)
-        return copies
-
     def backward_bytes(self, kept: Sequence[float], cluster: Cluster) -> int:
         """Return the most that saved tensors, waiting gradients and a working set take together in the backward pass.
 
@@ -247,7 +244,7 @@ class Schedule:
             cluster: As for :meth:`working_sets`.
         """
         saved = itertools.accumulate(kept)
-        parts = zip(saved, self.waiting_gradients(), self.working_sets(cluster), self.kernel_copies(), strict=True)
+        parts = zip(saved, self.waiting_gradients(), self.working_sets(cluster), strict=True)
         return round(max(map(sum, parts), default=0))
 
     def operator_saved_bytes(self) -> int:

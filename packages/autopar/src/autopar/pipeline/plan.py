@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from autopar.errors import InfeasibleError, PlanMismatchError, ProblemError
-from autopar.frontier import Frontier
+from autopar.frontier import FrontierOfPlans
 from autopar.graph import Graph
 from autopar.pipeline.schedule import Simulation, simulate
 from autopar.plan import OperatorPlan, ParameterPlan
@@ -236,14 +236,8 @@ def _ranges(numbers: tuple[int, ...]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-class PipelineFrontier(Frontier):
+class PipelineFrontier(FrontierOfPlans):
     """A frontier whose points are :class:`PipelinePlan`; memory in bytes of the fullest device."""
-
-    def __getitem__(self, index: int) -> Any:
-        index = range(len(self))[index]
-        if index not in self._points:
-            self._points[index] = self._choices_of(index)  # type: ignore[assignment]
-        return self._points[index]
 
     def mini_time(self, memory: float | None = None) -> Any:
         """Return the fastest plan that fits into ``memory`` bytes on every device.

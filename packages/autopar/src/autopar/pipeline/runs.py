@@ -34,43 +34,49 @@ def multiply_runs(halves, order, starts, memory, seconds, ratio):
     used = 0
     for run in order:
         one, other = halves[run]
+        a, b, count, width = np.int64(0), np.int64(0), np.int64(0), np.int64(1)
+        if one >= 0:
+            a, b = first[one], first[other]
+            count, width = last[one] - a, last[other] - b
+        is_thinned = ratio > 1 and count * width > 64
         if one < 0:
             begin, end = starts[-1 - one], starts[-one]
             sums, took = memory[begin:end], seconds[begin:end]
-            width = np.int64(1)
+        elif is_thinned:
+            sums = took = np.empty(0)
         else:
-            a, b = first[one], first[other]
-            count, width = last[one] - a, last[other] - b
             sums, took = np.empty(count * width), np.empty(count * width)
             for i in range(count):
                 for j in range(width):
                     sums[i * width + j] = sizes[a + i] + sizes[b + j]
                     took[i * width + j] = times[a + i] + times[b + j]
-        kept = _keep(sums, took, ratio)
+        if is_thinned:
+            here, there = slice(a, a + count), slice(b, b + width)
+            kept = _thin(sizes[here], times[here], sizes[there], times[there], ratio)
+        else:
+            kept = _keep(sums, took)
         while used + kept.shape[0] > sizes.shape[0]:
             sizes, times = np.append(sizes, np.empty_like(sizes)), np.append(times, np.empty_like(times))
             origin = np.concatenate((origin, np.empty_like(origin)))
         first[run] = used
         for place in kept:
-            sizes[used], times[used] = sums[place], took[place]
-            origin[used, 0], origin[used, 1] = place // width, place % width
+            i, j = place // width, place % width
+            origin[used, 0], origin[used, 1] = i, j
+            if not is_thinned:
+                sizes[used], times[used] = sums[place], took[place]
+            else:
+                sizes[used], times[used] = sizes[a + i] + sizes[b + j], times[a + i] + times[b + j]
             used += 1
         last[run] = used
     return first, last, sizes[:used].copy(), times[:used].copy(), origin[:used].copy()
 
 
 @njit(cache=True, nogil=True)
-def _keep(sums, took, ratio):
-    """Return which sums to keep, memory ascending."""
-    count = sums.shape[0]
-    if ratio > 1 and count > 64:
-        candidates = _best_per_interval(sums, took, ratio)
-        candidates = candidates[np.argsort(sums[candidates], kind="mergesort")]
-    else:
-        candidates = np.argsort(sums, kind="mergesort")
-    kept = np.empty(candidates.shape[0], np.int64)
+def _keep(sums, took):
+    """Return which sums are in the Pareto set, memory ascending."""
+    kept = np.empty(sums.shape[0], np.int64)
     used, best = 0, np.inf
-    for place in candidates:
+    for place in np.argsort(sums, kind="mergesort"):
         if took[place] >= best:
             continue
         if used and sums[kept[used - 1]] == sums[place]:
@@ -81,22 +87,35 @@ def _keep(sums, took, ratio):
 
 
 @njit(cache=True, nogil=True)
-def _best_per_interval(sums, took, ratio):
-    """Return the fastest sum of every interval of memory, and the least memory of all."""
-    least = np.argmin(sums)
-    scale = 1 / np.log(ratio)
-    floor = max(sums[least], 1e-300)
-    num_intervals = int(np.log(max(sums.max(), 1e-300) / floor) * scale) + 2
-    chosen = np.full(num_intervals + 1, -1, np.int64)
-    chosen[num_intervals] = least
-    for place in range(sums.shape[0]):
-        interval = int(np.log(max(sums[place], 1e-300) / floor) * scale)
-        held = chosen[interval]
-        if held < 0 or took[place] < took[held] or (took[place] == took[held] and sums[place] < sums[held]):
-            chosen[interval] = place
-    if chosen[0] == least:
-        chosen[num_intervals] = -1
-    return chosen[chosen >= 0]
+def _thin(sizes, times, other_sizes, other_times, ratio):
+    """Return the fastest sum of two frontiers under each of the memory bounds that grow by ``ratio`` from the least.
+
+    What fits a bound with one point of the first frontier is the longest beginning of the second, so each bound takes
+    one walk along both.
+    """
+    count, width = sizes.shape[0], other_sizes.shape[0]
+    bound, most = sizes[0] + other_sizes[0], sizes[-1] + other_sizes[-1]
+    fastest = times[-1] + other_times[-1]
+    step = max(bound * (ratio - 1), most * 1e-9)
+    kept = np.empty(1024, np.int64)
+    used, last = 0, np.inf
+    while True:
+        best, chosen, j = np.inf, np.int64(0), width - 1
+        for i in range(count):
+            while j >= 0 and sizes[i] + other_sizes[j] > bound:
+                j -= 1
+            if j < 0:
+                break
+            if times[i] + other_times[j] < best:
+                best, chosen = times[i] + other_times[j], i * width + j
+        if best < last:
+            if used == kept.shape[0]:
+                kept = np.append(kept, np.empty_like(kept))
+            kept[used] = chosen
+            used, last = used + 1, best
+        if bound >= most or best <= fastest:
+            return kept[:used]
+        bound = max(bound * ratio, bound + step)
 
 
 @njit(cache=True, nogil=True)
