@@ -67,6 +67,10 @@ def measure(megabytes: float, step_seconds: float, rounds: int, folder: Path) ->
     }
 
 
+def _shown(seconds: float | None) -> str:
+    return "no such step" if seconds is None else format_seconds(seconds)
+
+
 def main() -> dict[str, Any]:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -82,8 +86,7 @@ def main() -> dict[str, Any]:
             results.append(measure(megabytes, args.step_seconds, args.rounds, Path(name)))
     kinds = ("peace", "copied", "written", "plain_save")
     rows = [
-        (f"{r['state_bytes'] / 1e6:.0f} MB", *(format_seconds(r.get(f"{kind}_seconds", 0.0)) for kind in kinds))
-        for r in results
+        (f"{r['state_bytes'] / 1e6:.0f} MB", *(_shown(r.get(f"{kind}_seconds")) for kind in kinds)) for r in results
     ]
     columns = ["state", "step in peace", "step that waits for copies", "step beside the writing", "plain save, besides"]
     table("What a checkpoint costs", columns, rows)
