@@ -76,3 +76,15 @@ def test_addresses(tmp_path):
     (tmp_path / "plain").write_text("")
     with pytest.raises(StoreError, match="name another folder"):
         open_store(f"file://{tmp_path}/plain")
+
+
+def test_a_full_disk_is_told_as_an_error_of_the_store(tmp_path):
+    store = FileStore(tmp_path)
+    store.put("a", {"x": 1})
+    pages = store._database.execute("PRAGMA page_count").fetchone()[0]
+    store._database.execute(f"PRAGMA max_page_count={pages}")
+    with pytest.raises(StoreError, match=r"store.sqlite: database or disk is full.*start the job anew"):
+        store.put("b", {"x": "y" * 100_000})
+    assert store.get("b") is None
+    assert store.put("a", {"x": 2}) is not None
+    store.close()

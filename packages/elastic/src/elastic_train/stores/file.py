@@ -119,16 +119,26 @@ class _Transaction:
             self._database.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
             self._lock.release()
-            raise StoreError(
-                f"cannot write {self._path}: {error}; expected an open store; start the job anew"
-            ) from error
+            raise self._failure(error) from error
         return self._database
 
-    def __exit__(self, kind: object, *rest: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            self._database.execute("COMMIT" if kind is None else "ROLLBACK")
+            if kind is None:
+                self._database.execute("COMMIT")
+            elif self._database.in_transaction:  # a full disk has rolled it back
+                self._database.execute("ROLLBACK")
+        except sqlite3.Error as failure:
+            raise self._failure(failure) from failure
         finally:
             self._lock.release()
+        if isinstance(error, sqlite3.Error):
+            raise self._failure(error) from error
+
+    def _failure(self, error: sqlite3.Error) -> StoreError:
+        return StoreError(
+            f"cannot write {self._path}: {error}; expected an open store on a disk with room; start the job anew"
+        )
 
 
 def _version(database: sqlite3.Connection, key: str) -> int:
