@@ -120,7 +120,7 @@ class RayJob:
         self.ended: dict[str, BaseException | None] = {}
 
     def scale_out(self, num_workers: int = 1, replaces: str = "") -> list[str]:
-        """Start actors, each of which is a worker; see :meth:`elastic_train.launchers.LocalJob.scale_out`.
+        """Start actors, each of which is a worker; see ``LocalJob.scale_out``.
 
         Raises:
             JobStateError: The job would have more than its most workers.
@@ -149,7 +149,7 @@ class RayJob:
         return Controller(self._opened, self.job_id).scale_in(workers)
 
     def migrate(self, worker: str) -> str:
-        """Start an actor that takes the place of a worker; see :meth:`elastic_train.launchers.LocalJob.migrate`."""
+        """Start an actor that takes the place of a worker; see ``LocalJob.migrate``."""
         return self.scale_out(1, replaces=worker)[0]
 
     def serve_orders(self) -> list[str]:
