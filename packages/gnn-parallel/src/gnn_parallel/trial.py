@@ -43,10 +43,10 @@ _DOUBT = 1.5
 _FALLEN_BEHIND = 1.2
 """A strategy that takes so many times as long as the fastest is not tried further after two bursts."""
 
-_FAR_BEHIND = 1.5
+_FAR_BEHIND = 2.0
 """One that takes so many times as long in its first burst gives its memory back at once."""
 
-_FEWEST_PAIRS, _ALIKE = 3, 0.02
+_FEWEST_PAIRS, _ALIKE = 5, 0.02
 """Bursts of the two best that decide; and the share of a step within which they are alike."""
 
 _MOST_CORRECTED = 3.0
@@ -125,6 +125,10 @@ class Entry:
         """What a step takes: the median, since other work on the machine spoils single bursts."""
         return statistics.median(self.bursts)
 
+    def is_behind(self, best_seconds: float) -> bool:
+        """Whether even its quickest burst was far slower than a step of the best; delays only ever add."""
+        return min(self.bursts) > _FALLEN_BEHIND * best_seconds
+
 
 class _Trial:
     """Admits strategies to a race as far as the budget goes.
@@ -194,7 +198,7 @@ class _Trial:
         while self.entries:
             best = min(entry.step_seconds for entry in self.entries)
             going = [e for e in self.entries if id(e) in self._runners and len(e.bursts) < num_bursts]
-            going = [e for e in going if len(e.bursts) < 2 or e.step_seconds <= _FALLEN_BEHIND * best]
+            going = [e for e in going if len(e.bursts) < 2 or not e.is_behind(best)]
             if not going or self._is_clear():
                 return
             for entry in going:
@@ -207,7 +211,7 @@ class _Trial:
         ranked = sorted(self.entries, key=lambda entry: entry.step_seconds)[:2]
         if len(ranked[0].bursts) < _FEWEST_PAIRS:
             return False
-        if len(ranked) == 1 or ranked[1].step_seconds > _FALLEN_BEHIND * ranked[0].step_seconds:
+        if len(ranked) == 1 or ranked[1].is_behind(ranked[0].step_seconds):
             return True
         first, second = (entry.bursts for entry in ranked)
         differences = [b - a for a, b in zip(first, second, strict=False)]

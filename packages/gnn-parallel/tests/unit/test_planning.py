@@ -223,7 +223,24 @@ def test_strategies_that_have_fallen_behind_are_not_tried_further(problem):
     trial, _, _ = make_trial(problem, 1e6, {"gdp": 1.0, "nfp": 1.05, "snp": 3.0, "dnp": 1.4})
     trial.run(num_bursts=20)
     bursts = {entry.candidate.strategy: len(entry.bursts) for entry in trial.entries}
-    assert bursts == {"gdp": 3, "nfp": 3, "snp": 1, "dnp": 2}
+    assert bursts == {"gdp": 5, "nfp": 5, "snp": 1, "dnp": 2}
+
+
+def test_spoilt_bursts_do_not_put_a_strategy_out_of_the_race(problem):
+    spoilt = {"nfp": [1.6]}  # its first burst; then it is the fastest
+    times = {"gdp": 1.0, "nfp": 0.95, "snp": 3.0, "dnp": 3.0}
+    trial, step, _ = make_trial(problem, 1e6, times)
+    told = trial._burst
+
+    def burst(entry, num_steps=2, is_counted=True):
+        told(entry, num_steps, is_counted)
+        queue = spoilt.get(entry.candidate.strategy)
+        if is_counted and queue:
+            entry.bursts[-1] = step * queue.pop()
+
+    trial._burst = burst
+    trial.run(num_bursts=20)
+    assert min(trial.entries, key=lambda entry: entry.step_seconds).candidate.strategy == "nfp"
 
 
 def test_hosts_work_data_parallel_where_the_network_is_slow():
