@@ -58,8 +58,14 @@ class TrainingData:
         if self.partition.num_nodes != num_nodes:
             expected = f"a partition of {num_nodes} nodes"
             raise input_error("partition", f"{self.partition.num_nodes} nodes", expected, "partition this graph")
-        if self.seeds is not None and self.seeds.numel():
-            lowest, highest = int(self.seeds.min()), int(self.seeds.max())
+        if self.seeds is not None:
+            self._check_nodes(self.seeds)
+
+    def _check_nodes(self, items: Tensor) -> None:
+        if not isinstance(items, Tensor):
+            raise input_error("seeds", type(items).__name__, "an int64 tensor", "pass torch.tensor(seeds)")
+        if items.numel():
+            lowest, highest, num_nodes = int(items.min()), int(items.max()), self.graph.num_nodes
             if lowest < 0 or highest >= num_nodes:
                 wrong = lowest if lowest < 0 else highest
                 raise input_error("seeds", wrong, f"node ids in [0, {num_nodes})", "pass ids of this graph")
@@ -116,6 +122,7 @@ class TrainingData:
         num_negatives: int = 1,
     ) -> Schedule:
         """Return the batches of some seeds or pairs."""
+        self._check_nodes(items)
         if items.dim() == 2:
             return PairSchedule(items, batch_size, seed, shuffle, self.graph.num_nodes, num_negatives)
         clusters = self.clusters(num_clusters, seed) if num_clusters and shuffle else None

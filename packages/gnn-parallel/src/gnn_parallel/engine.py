@@ -158,15 +158,25 @@ class Engine:
         prepared in the background; where they lie on disk, their rows are read ahead.
         """
         schedule = self._batches.schedule(seeds, shuffle)
+        self._check_labels(labels)
         return self._batches.epoch(schedule, epoch, labels, self.strategy)
 
     def batch_at(self, seeds: Tensor, step: int, labels: Tensor | None = None) -> Batch:
         """Return this rank's part of one step, counted from the start of training."""
         schedule = self._batches.schedule(seeds)
+        self._check_labels(labels)
+        if step < 0:
+            raise input_error("step", step, "at least 0", "count steps from the start of training")
         epoch, index = divmod(step, schedule.steps_per_epoch)
         positions = schedule.positions(epoch)[index]
         request = self._batches.request(schedule, epoch, positions, step, labels, self.plan.fanouts, self.strategy)
         return self._batches.make(request)
+
+    def _check_labels(self, labels: Tensor | None) -> None:
+        num_nodes = self.data.graph.num_nodes
+        if labels is not None and (labels.dim() == 0 or len(labels) != num_nodes):
+            expected = f"{num_nodes} rows, one per node of the graph"
+            raise input_error("labels", tuple(labels.shape), expected, "pass the labels of all nodes")
 
     def settle(self) -> None:
         """Return when no batch is being prepared in the background, so that other work can be timed."""
@@ -251,7 +261,12 @@ class Engine:
             labels: ``[num_nodes]`` class numbers, for nodes.
             fanouts: As for training; ``None`` takes all neighbours in every layer.
         """
-        fanouts = fanouts or (-1,) * len(self.plan.fanouts)
+        fanouts, num_layers = fanouts or (-1,) * len(self.plan.fanouts), len(self.plan.fanouts)
+        if len(fanouts) != num_layers:
+            raise input_error("fanouts", fanouts, f"{num_layers} numbers, as in the plan", "pass one number per layer")
+        self._check_labels(labels)
+        if labels is None and seeds.dim() == 1:
+            raise input_error("labels", None, "the class of every node", "pass labels to evaluate nodes")
         strategy, schedule = self._make_strategy(fanouts[-1]), self._batches.schedule(seeds, shuffle=False)
         was_training = self.model.training
         self.model.eval()

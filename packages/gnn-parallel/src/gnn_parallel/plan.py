@@ -17,6 +17,7 @@ from core_kernels.plan import PlanDocument
 from gnn_parallel.data import TrainingData
 from gnn_parallel.errors import PlanMismatchError
 from gnn_parallel.explanation import explain_plan
+from gnn_parallel.features import PLACEMENTS
 
 __all__ = ["Candidate", "Plan"]
 
@@ -162,6 +163,7 @@ class Plan(PlanDocument):
                 f"the plan was made for graph {self.graph_fingerprint}, this one is {graph.fingerprint()}; "
                 "expected the same graph; load it, or plan again"
             )
+        self._check_fields()
         if partition.num_parts != self.world_size:
             raise PlanMismatchError(
                 f"partition has {partition.num_parts} parts; expected world_size={self.world_size}, as in the plan; "
@@ -169,6 +171,19 @@ class Plan(PlanDocument):
             )
         source = features if isinstance(features, Tensor) else Path(features)
         return self.with_data(TrainingData(graph, source, partition, seeds))
+
+    def _check_fields(self) -> None:
+        """Raise when the file says what no planner writes."""
+        lowest = {"batch_size": 1, "steps_per_epoch": 1, "num_hosts": 1, "num_negatives": 1}
+        lowest |= dict.fromkeys(("cached_rows", "look_ahead", "num_clusters"), 0)
+        wrong = [name for name, least in lowest.items() if getattr(self, name) < least]
+        wrong += ["placement"] if self.placement not in PLACEMENTS else []
+        wrong += ["fanouts"] if not self.fanouts else []
+        if (self.strategy, self.num_hosts) not in [(c.strategy, c.num_hosts) for c in self.candidates]:
+            wrong.append("strategy")
+        if wrong:
+            shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in wrong)
+            raise PlanMismatchError(f"the plan says {shown}; expected values as a planner writes them; plan again")
 
     def with_data(self, data: TrainingData) -> Plan:
         """Give the plan data that is known to be its own; returns the plan."""

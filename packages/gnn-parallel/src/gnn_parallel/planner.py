@@ -181,6 +181,13 @@ class _Planner:
         return self.partition.num_parts
 
     def _check(self) -> None:
+        for name, value, kinds in (
+            ("partition", self.partition, (PartitionBook,)),
+            ("features", self.features, (Tensor, str, Path)),
+        ):
+            if not isinstance(value, kinds):
+                expected = " or ".join(kind.__name__ for kind in kinds)
+                raise input_error(name, type(value).__name__, f"a {expected}", "convert it first")
         if self.group is not None and self.group.size != self.world_size:
             raise PlanMismatchError(
                 f"partition has {self.world_size} parts, the group has {self.group.size} ranks; expected the same "

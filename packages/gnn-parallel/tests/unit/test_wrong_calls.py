@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -40,6 +41,9 @@ WRONG_PLANS = [
     ({"num_trials": -1}, "num_trials", "-1", "pass 0 for none"),
     ({"num_epochs": 0}, "num_epochs", "0", "pass the epochs you mean to train"),
     ({"num_steps": 0}, "num_steps", "0", "leave it out"),
+    ({"seeds": [1, 2]}, "seeds", "list", "torch.tensor(seeds)"),
+    ({"features": np.zeros((120, 7))}, "features", "ndarray", "convert it first"),
+    ({"partition": None}, "partition", "NoneType", "convert it first"),
     ({"features": torch.zeros(3, 7)}, "features", "(3, 7)", "of the same data"),
     ({"memory_bytes": 10}, "memory", "10 are allowed", "allow another strategy or more memory"),
 ]
@@ -74,6 +78,7 @@ def test_everything_else(problem, tmp_path):
     dropping = GINConv(nn.Sequential(nn.Linear(7, 8), nn.Dropout(0.5), nn.Linear(8, 8)))
     other_graph = problem.graph.symmetrized()
     parts = single["partition"]
+    damaged = lambda **fields: replace(made, **fields).bind(problem.graph, problem.features, parts)  # noqa: E731
     calls = [
         (lambda: Engine(made, layers.wide), "features", "(120, 7)", "make the model for these features"),
         (lambda: Engine(made, layers.plain), "input_layer", "'convs.0'", "pass one of them"),
@@ -89,6 +94,13 @@ def test_everything_else(problem, tmp_path):
         (lambda: make_model("gat", 7, 8, 3, 2, heads=0), "heads", "0", "pass a positive number"),
         (lambda: call_twice(model.convs[0]), "SAGEConv", "2 times", "modules of their own"),
         (lambda: make_model("sage", 7, 0, 3, 2), "hidden", "0", "pass a positive number"),
+        (lambda: engine.evaluate(IDS), "labels", "None", "pass labels to evaluate nodes"),
+        (lambda: engine.evaluate(IDS, IDS), "labels", "(10,)", "labels of all nodes"),
+        (lambda: engine.evaluate(IDS, problem.labels, (3,)), "fanouts", "(3,)", "one number per layer"),
+        (lambda: next(engine.loader(IDS + 500)), "seeds", "509", "pass ids of this graph"),
+        (lambda: engine.batch_at(IDS, -1), "step", "-1", "from the start of training"),
+        (lambda: damaged(placement="moon"), "placement", "'moon'", "plan again"),
+        (lambda: damaged(strategy="best", fanouts=()), "strategy", "'best'", "plan again"),
         (lambda: split_layer(dropping, problem.graph), "Dropout(p=0.5)", "other masks", "keyed_dropout"),
     ]
     for call, name, value, remedy in calls:
