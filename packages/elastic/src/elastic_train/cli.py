@@ -52,8 +52,11 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _add(args: argparse.Namespace) -> dict[str, Any]:
+    from elastic_train.controller import Controller
     from elastic_train.launchers import LocalJob
 
+    # a mistyped job would be a new one, trained beside the one that was meant
+    Controller.of_job(args.store or f"file://{os.path.abspath(args.folder)}", args.job).close()
     command, prefix = [args.script, *args.arguments], f"{socket.gethostname()}-{os.getpid()}-"
     environment = {"ELASTIC_TRAIN_INTERFACE": args.interface}
     with LocalJob(
@@ -78,7 +81,7 @@ def _wait(job: LocalJob) -> dict[str, Any]:
 def _controlled(args: argparse.Namespace) -> Any:
     from elastic_train.controller import Controller
 
-    return Controller(args.store, args.job)
+    return Controller.of_job(args.store, args.job)
 
 
 def _leave(args: argparse.Namespace) -> dict[str, Any]:

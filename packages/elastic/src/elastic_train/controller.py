@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -49,6 +50,31 @@ class Controller:
         self._store = open_store(store, token) if isinstance(store, str) else store
         self._job = job_id
         self._log = GenerationLog(self._store, f"{job_id}/generation", "controller")
+
+    @classmethod
+    def of_job(cls, store: str, job_id: str, token: str | None = None) -> Controller:
+        """Open the controller of a job that is there already.
+
+        Args:
+            store: Address of the job's store.
+            job_id: Name of the job.
+            token: The job's token.
+
+        Raises:
+            InputError: The store is a folder that does not exist.
+            JobStateError: The store knows nothing of such a job.
+        """
+        if store.startswith("file://") and not Path(store.removeprefix("file://")).is_dir():
+            raise input_error("store", store, "the folder of a job's store", "correct the address")
+        found = cls(store, job_id, token)
+        keys = found._store.scan("")
+        if not any(key.startswith(f"{job_id}/") for key in keys):
+            found.close()
+            jobs = sorted(key.removesuffix("/generation") for key in keys if key.endswith("/generation"))
+            raise JobStateError(
+                f"store {store!r} has no job {job_id!r}: expected one of {jobs}; name it with --job, or start it first"
+            )
+        return found
 
     def status(self) -> dict[str, Any]:
         """Return generation, leader, throughput, how often a sample counts, and every worker with its phase."""
@@ -100,7 +126,8 @@ class Controller:
         if isinstance(workers, int):
             replicas = self._replicas(members)
             if not 1 <= workers < len(replicas):
-                expected = f"between 1 and {len(replicas) - 1}, fewer than all {len(replicas)}"
+                most = len(replicas) - 1
+                expected = f"between 1 and {most}, fewer than all {most + 1}" if most > 0 else "a job of 2 or more"
                 raise input_error("workers", workers, expected, "leave one at work")
             leavers = [worker for replica in replicas[-workers:] for worker in replica]
         else:

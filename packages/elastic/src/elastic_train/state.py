@@ -64,11 +64,16 @@ class State:
         session.adopt_state(self)
 
     def prepare(self) -> None:
-        """Let optimizers that never stepped make their state, without changing a parameter."""
+        """Let optimizers that never stepped make their state, without changing a parameter.
+
+        Raises:
+            InputError: A tensor could not be sent to a newcomer later on.
+        """
         for value in self._objects.values():
             optimizer = getattr(value, "inner", value)
             if isinstance(optimizer, torch.optim.Optimizer) and not optimizer.state:
                 _make_optimizer_state(optimizer)
+        self.capture()  # refuses now what would else stop the job when it first grows
 
     def num_bytes(self) -> int:
         """Return the bytes of all tensors."""
@@ -143,8 +148,15 @@ class State:
         """Give the objects a state whose tensors are those that :meth:`capture` returned, filled since."""
         for name, value in self._objects.items():
             # Modules already hold the tensors that were filled; their state has nothing else.
-            if not isinstance(value, torch.nn.Module):
+            if isinstance(value, torch.nn.Module):
+                continue
+            try:
                 value.load_state_dict(_lower(plain[name], tensors))
+            except Exception as error:
+                raise StateMismatchError(
+                    f"{name!r} cannot take the state of the job ({type(error).__name__}: {error}): expected its "
+                    "load_state_dict to accept what state_dict gave on another worker; correct that object"
+                ) from error
 
 
 def _make_optimizer_state(optimizer: torch.optim.Optimizer) -> None:

@@ -17,7 +17,7 @@ from elastic_train.events import EventLog, read_events
 from elastic_train.generation import GenerationLog
 from elastic_train.report import render_html, summarize, watch
 from elastic_train.report.terminal import page
-from elastic_train.stores import MemoryStore
+from elastic_train.stores import MemoryStore, open_store
 
 
 def event(t: float, worker: str, name: str, **fields):
@@ -180,6 +180,11 @@ def test_watching_prints_plain_pages_and_clears_terminals():
 
 def test_top_from_the_command_line(tmp_path, capsys):
     address = f"file://{tmp_path}"
+    assert main(["top", "--store", address, "--pages", "1"]) == 2
+    assert "no job 'job'" in capsys.readouterr().err
+    store = open_store(address)
+    store.put("job/launcher/host", {})
+    store.close()
     assert main(["top", "--store", address, "--pages", "1"]) == 0
     assert "(no worker)" in capsys.readouterr().out
     assert main(["top", "--store", address, "--pages", "1", "--json"]) == 0

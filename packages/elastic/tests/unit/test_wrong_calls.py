@@ -13,7 +13,14 @@ import torch
 import elastic_train
 from elastic_train import Controller, ElasticDataLoader, ShardQueue, State, session
 from elastic_train.adaptation import AdaScale, BatchSchedule, FollowThroughput, GrowWithNoise, Legw, adapt
-from elastic_train.errors import ElasticError, FencedError, InputError, JobStateError, StoreError
+from elastic_train.errors import (
+    ElasticError,
+    FencedError,
+    InputError,
+    JobStateError,
+    StateMismatchError,
+    StoreError,
+)
 from elastic_train.generation import GenerationLog
 from elastic_train.launchers import LocalJob
 from elastic_train.scheduler import Cluster, Workload, policy, read_philly, read_tiresias, simulate
@@ -70,6 +77,27 @@ def train_once(make_model, clip=None, scaler=None):
             scaler.step(optimizer) if scaler else optimizer.step()
     finally:
         job.agent.close()
+
+
+def make_transposed():
+    linear = torch.nn.Linear(2, 2)
+    linear.weight = torch.nn.Parameter(torch.ones(2, 2).t())
+    return linear
+
+
+class Stubborn:
+    """An object that gives a state and takes none."""
+
+    def state_dict(self):
+        return {"ticks": 1}
+
+    def load_state_dict(self, state):
+        raise KeyError("tocks")
+
+
+def restore_badly(_):
+    state = State(clock=Stubborn())
+    state.restore(*state.capture())
 
 
 def read_tiresias_rows(folder, *rows):
@@ -209,6 +237,16 @@ WRONG_CALLS = {
     "step of another optimizer": (
         lambda _: train_badly(has_step=False), ElasticError,
         ("the batch of step 0 was not voted on", "step() of elastic_train.Optimizer", "wrap the optimizer", "rank 0")),
+    "a parameter that cannot be sent": (
+        lambda _: train_once(make_transposed), InputError, ("model.weight=", "(1, 2)", "store it contiguously")),
+    "a job that is not there": (
+        lambda folder: Controller.of_job(f"file://{folder}", "jbo"), JobStateError,
+        ("no job 'jbo'", "expected one of []", "name it with --job")),
+    "a store that is not there": (
+        lambda folder: Controller.of_job(f"file://{folder}/jbo", "job"), InputError,
+        ("/jbo'", "the folder of a job's store", "correct the address")),
+    "an object that cannot take its state": (
+        restore_badly, StateMismatchError, ("'clock' cannot take the state", "KeyError", "correct that object")),
     "gradients clipped before they are summed": (
         lambda _: train_once(lambda: torch.nn.Linear(1, 1), clip=0.1), InputError,
         ("gradients=", "changed between backward() and step()", "clip or unscale in elastic_train.Optimizer")),

@@ -55,7 +55,7 @@ def _status(args: argparse.Namespace) -> dict[str, Any]:
         return _watch(args, args.watch, None)
     from elastic_train.controller import Controller
 
-    with contextlib.closing(Controller(args.store, args.job)) as controller:
+    with contextlib.closing(Controller.of_job(args.store, args.job)) as controller:
         status = controller.status()
     title = f"job {status['job']}: generation {status['generation']} ({status['status']}), leader {status['leader']}"
     table(title, ["worker", "phase"], list(status["workers"].items()))
@@ -79,7 +79,7 @@ def _watch(args: argparse.Namespace, interval_seconds: float, num_pages: int | N
     if events is None and args.store.startswith("file://"):
         events = Path(args.store.removeprefix("file://")) / f"{args.job}-events.jsonl"
     out = io.StringIO() if args.json == "-" else None  # JSON on standard output stands alone
-    with contextlib.closing(Controller(args.store, args.job)) as controller:
+    with contextlib.closing(Controller.of_job(args.store, args.job)) as controller:
         return watch(controller, events, interval_seconds, num_pages, out)
 
 
