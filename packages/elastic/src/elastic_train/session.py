@@ -80,14 +80,8 @@ def init(
 
     # torch's recorder of collectives keeps something of every group for ever, and a stack of calls per collective.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
-    address, name = store or os.environ.get("ELASTIC_TRAIN_STORE"), job_id or os.environ.get("ELASTIC_TRAIN_JOB")
     place = interface or os.environ.get("ELASTIC_TRAIN_INTERFACE") or "127.0.0.1"
-    if not name or not address:
-        address, name, worker_id, min_workers = _ask_torchrun(address, name, worker_id, min_workers, place)
-    if not address or not name:
-        missing = "store" if not address else "job_id"
-        raise input_error(missing, None, "a value", "pass it, or start the script with elastic-train run")
-    worker = worker_id or os.environ.get("ELASTIC_TRAIN_WORKER") or f"{socket.gethostname()}-{os.getpid()}"
+    address, name, worker, min_workers = _find_job(store, job_id, worker_id, min_workers, place)
     with located("init", worker):
         limits = _limits(min_workers, max_workers, logical_workers)
         if straggler_ratio is not None and not straggler_ratio > 1:
@@ -108,6 +102,20 @@ def init(
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: agent.ask_to_leave())
     return _job
+
+
+def _find_job(
+    store: str | None, job_id: str | None, worker: str | None, least: int | None, interface: str
+) -> tuple[str, str, str, int | None]:
+    """Return store, job, worker and fewest workers; what is not given comes from the environment, torchrun's too."""
+    address, name = store or os.environ.get("ELASTIC_TRAIN_STORE"), job_id or os.environ.get("ELASTIC_TRAIN_JOB")
+    if not name or not address:
+        address, name, worker, least = _ask_torchrun(address, name, worker, least, interface)
+    if not address or not name:
+        missing = "store" if not address else "job_id"
+        raise input_error(missing, None, "a value", "pass it, or start the script with elastic-train run")
+    worker = worker or os.environ.get("ELASTIC_TRAIN_WORKER") or f"{socket.gethostname()}-{os.getpid()}"
+    return address, name, worker, least
 
 
 def _ask_torchrun(address, name, worker, least, interface) -> tuple:
